@@ -227,7 +227,7 @@ impl<'f> Pair<'f> {
         Err(Error::timeout(self.fabric.rank(), operation, waited, missing, true))
     }
 
-    /// Waits until at most so many operations are in flight; returns the value of the last completion.
+    /// Waits until at most `most` operations are in flight; returns the value of the last completion.
     fn settle(&mut self, operation: &'static str, most: u64) -> Result<u64> {
         let (mut wait, mut value) = (Wait::default(), 0);
         while self.open > most {
@@ -239,7 +239,7 @@ impl<'f> Pair<'f> {
         Ok(value)
     }
 
-    /// Waits until the other rank has raised the cell of writes of so many bytes to `round`.
+    /// Waits until the other rank has raised the cell of writes of `bytes` bytes to `round`.
     fn hear(&mut self, operation: &'static str, bytes: usize, round: u64) -> Result<()> {
         let Some(window) = self.endpoint.window(self.own) else {
             return Err(Error::Usage { rank: self.fabric.rank(), operation, problem: "own memory is not mapped" });

@@ -287,7 +287,7 @@ impl<'a> Call<'a> {
         header
     }
 
-    /// The piece of `rank` in this step that this rank copies or reduces, and where what comes of it belongs in the output.
+    /// The piece of `rank` in this step that this rank copies or reduces, and where the result belongs in the output.
     fn wanted(&self, rank: u32, purpose: Purpose) -> Option<(usize, Range<usize>)> {
         match purpose {
             Purpose::Copied => {

@@ -22,7 +22,7 @@ pub(super) const HEADER: usize = size_of::<Header>();
 /// Most bytes of a piece in the line of its header.
 const INLINE: usize = CACHE_LINE - HEADER;
 
-/// Bytes of a slot for data, unless there are so many ranks that their pieces need more.
+/// Bytes of a slot for data, unless the pieces of all ranks need more.
 const SLOT: usize = 128 << 10;
 
 /// Bounds of the number of slots, and about how many all ranks of a host have together. The slots of few ranks do not fit
@@ -64,7 +64,7 @@ impl Sizes {
         Sizes::with_slots(ranks, shared, SLOT)
     }
 
-    /// With so many bytes for data in a slot, or more where there are so many ranks.
+    /// With `bytes` bytes for data in a slot, or more where the pieces of all ranks need more.
     pub(super) fn with_slots(ranks: u32, shared: bool, bytes: usize) -> Self {
         let least = (ranks as usize + 1) * 2 * CACHE_LINE;
         // A few hundred bytes for each rank, and never 4 GiB.
@@ -93,7 +93,7 @@ impl Sizes {
         self.headers() + self.slots as usize * self.slot()
     }
 
-    /// The layout of a call with blocks of so many bytes, at most; `several`: a slot has pieces for each rank.
+    /// The layout of a call with blocks of `block` bytes, at most; `several`: a slot has pieces for each rank.
     pub(super) fn layout(self, several: bool, block: usize) -> Layout {
         // What comes from another host is read into a place for each rank.
         let pieces = if several || !self.shared { self.ranks as usize + 1 } else { 1 };

@@ -126,7 +126,7 @@ impl Identity {
     /// The identity that a program gives itself.
     ///
     /// # Errors
-    /// [`Error::Config`] for a rank that is none of so many, and for a store that is none.
+    /// [`Error::Config`] for a rank that is not below `ranks`, and for a store that has no valid form.
     pub fn given(rank: u32, ranks: u32, store: &str) -> Result<Self> {
         if rank >= ranks {
             return Err(Error::Config(format!("rank {rank} is none of a world of {ranks}; ranks count from 0")));

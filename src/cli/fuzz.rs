@@ -31,7 +31,7 @@ pub(super) struct Args {
     /// List all pairs of conditions that were met together ten times less often than independent ones would be
     #[arg(long)]
     pairs: bool,
-    /// Print so many events at most, the last ones
+    /// Print at most this number of events, the last ones
     #[arg(long, default_value_t = 80)]
     events: usize,
     /// Put a deliberate mistake into the protocol (test builds only), by name

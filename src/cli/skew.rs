@@ -25,7 +25,7 @@ pub(super) enum Skew {
     },
     /// The upper half of the ranks is late.
     Half(Duration),
-    /// So many ranks, drawn anew each time, are late.
+    /// A number of ranks, drawn anew each time, are late.
     Random {
         ranks: u32,
         by: Duration,
@@ -79,7 +79,7 @@ impl fmt::Display for Skew {
 }
 
 impl Skew {
-    /// Checks the skew for a world of so many ranks.
+    /// Checks the skew for a world of `ranks` ranks.
     pub(super) fn check(&self, ranks: u32) -> Result<(), String> {
         match *self {
             Skew::One { rank, .. } if rank >= ranks => Err(format!("skew {self}: there is no rank {rank} of {ranks}")),

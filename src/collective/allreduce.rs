@@ -113,7 +113,7 @@ impl<T: Item> Allreduce<T> {
         self.calls.arrive_with(|memory, at, range| copy_in(tensors, range.start, memory.contribution(at, range.len())))
     }
 
-    /// Sets the weight of the next contribution. It counts as much as so many contributions of weight 1, for instance
+    /// Sets the weight of the next contribution. It counts as much as `weight` contributions of weight 1, for instance
     /// one for each sample in a batch. Needs [`Scale::Weights`](crate::Scale::Weights): rounds are weighted means
     /// then, and their cuts have the weights.
     ///

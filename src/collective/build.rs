@@ -205,7 +205,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         self.mover(Mover::Cut)
     }
 
-    /// Kills this process when it has passed a place so many times.
+    /// Kills this process when it has passed a place a given number of times.
     #[cfg(feature = "faults")]
     pub fn crash(mut self, place: crate::fault::Crash, after: u64) -> Self {
         self.fuse = Some(crate::fault::Fuse::new(place, after));

@@ -342,7 +342,7 @@ mod tests {
         }
     }
 
-    /// A header with a change, a model of so many bytes, and the checksum that belongs to them.
+    /// A header with a change, a model of `model` bytes, and the checksum that belongs to them.
     fn forged(from: &str, to: &str, model: usize) -> Vec<u8> {
         let header = serde_json::to_string(&sample(Some(&[0.0; 3])).header).unwrap();
         assert!(header.contains(from), "{header}");

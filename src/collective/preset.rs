@@ -67,7 +67,7 @@ impl Preset {
         Preset::MgWfbp,
     ];
 
-    /// When rounds fire in a world of so many ranks.
+    /// When rounds fire in a world of `ranks` ranks.
     #[must_use]
     pub fn fire(self, ranks: u32) -> Fire {
         match self {

@@ -112,7 +112,7 @@ pub(crate) trait Protocol: Shared {
     /// The last arrival is in a round: this rank releases everything.
     fn let_go(&mut self);
 
-    /// The ranks whose contributions an outcome can have, where so many were active.
+    /// The ranks whose contributions an outcome can have, where the ranks of `active` were active.
     fn members(&self, round: u64, active: RankSet) -> RankSet;
 
     /// Whether nothing that was contributed for a held round or before enters a later one; `active` are the ranks that could.

@@ -24,7 +24,7 @@ pub(super) fn make_regions(endpoint: &mut dyn Endpoint, plan: &Plan, initial: Op
     make_memory(endpoint, Regions::CONTROL, sizes, initial.map(|model| (model, models)))
 }
 
-/// Makes a control region of so many cells, with what peers may do with it, and a data region of so many bytes. Copies a
+/// Makes the control region of a plan, with what peers may do with it, and its data region. Copies a
 /// model to places in the data.
 pub(super) fn make_memory(
     endpoint: &mut dyn Endpoint,

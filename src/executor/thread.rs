@@ -194,7 +194,7 @@ impl<S: Shared> Drop for Helped<S> {
 }
 
 impl<S: Shared> Common<S> {
-    /// What comes of work that is left and that the owner does not want now.
+    /// What becomes of work that is left and that the owner does not want now.
     fn act(&self, act: impl FnOnce(&mut S) -> Result<Stand>) -> Stand {
         if !self.left.load(Ordering::Acquire) {
             return Stand::Over;

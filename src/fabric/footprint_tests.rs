@@ -1,4 +1,4 @@
-//! What a rank takes in a world of so many: the tables of `docs/footprint.md` say what the code does.
+//! What a rank takes in worlds of several sizes: the tables of `docs/footprint.md` say what the code does.
 
 use super::net::{Limits, peers, share};
 use super::shm::{doorbell::Doorbell, head_bytes};

@@ -190,7 +190,7 @@ impl Window {
     /// Copies bytes out.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there are fewer.
     pub(crate) fn read(&self, offset: usize, data: &mut [u8]) {
         let source = self.source(offset, data.len());
         // SAFETY: as for `write`, in the other direction.

@@ -151,8 +151,8 @@ impl Butterfly {
         self.size
     }
 
-    /// The number of rounds after which the groups repeat, as long as the same ranks are active. So many in a row connect
-    /// all ranks.
+    /// The number of rounds after which the groups repeat, as long as the same ranks are active. That number of rounds in a
+    /// row connects all ranks.
     #[must_use]
     pub fn cycle(self, ranks: u32) -> u32 {
         cycle(ranks, self.size)

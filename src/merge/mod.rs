@@ -33,7 +33,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// What a message of so many bytes takes; centuries if that overflows.
+    /// What a message of `bytes` bytes takes; centuries if that overflows.
     pub fn of(self, bytes: u64) -> Duration {
         Duration::from_nanos(Rates::from(self).of(bytes))
     }

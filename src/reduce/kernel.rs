@@ -249,7 +249,7 @@ unsafe fn portable<N: Narrow, F: Fold<N::Wide>>(target: Target, operands: &[Oper
         let count = BLOCK.min(len - from);
         let in_place = target.wide || same_width;
         let sum = if in_place {
-            // SAFETY: the target has so many elements of the wide type, and nothing overlaps it.
+            // SAFETY: the target has as many elements of the wide type, and nothing overlaps it.
             unsafe { std::slice::from_raw_parts_mut(target.data.cast::<N::Wide>().add(from), count) }
         } else {
             &mut scratch[..count]

@@ -15,7 +15,7 @@ pub enum When {
     All,
     /// One rank has arrived (eager-SGD *solo*).
     Solo,
-    /// So many ranks have arrived, exactly counted; all active ranks, if they are fewer.
+    /// This number of ranks has arrived, exactly counted; all active ranks, if they are fewer.
     Quorum(u32),
     /// The rank has arrived that is drawn for the round, from a seed that all ranks share (eager-SGD *majority*: on
     /// average half of the ranks arrive before it; no number is guaranteed).
@@ -36,7 +36,7 @@ pub struct Fire {
 /// What one round waits for, among the ranks that are active in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Condition {
-    /// So many fresh arrivals.
+    /// This number of fresh arrivals.
     Count(u32),
     /// The fresh arrival of this rank.
     Rank(u32),

@@ -50,7 +50,7 @@ const COMPUTE: u64 = 10_000;
 const HOLDS: u64 = 100;
 
 impl Calm {
-    /// Runs the schedule of a seed, of at most so many events.
+    /// Runs the schedule of a seed, of at most `most_events` events.
     ///
     /// # Errors
     /// The guarantee that was violated, a panic of the core, or a world that never came to its end.

@@ -66,16 +66,16 @@ impl Case {
 /// A change that makes a world smaller or simpler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edit {
-    /// Only the first so many ranks.
+    /// Only this number of ranks, the first ones.
     Ranks(u32),
-    /// A rank makes so many contributions.
+    /// A rank makes this number of contributions.
     Steps {
         /// The rank.
         rank: u32,
         /// Its contributions.
         steps: u32,
     },
-    /// So many elements.
+    /// The number of elements.
     Elements(u32),
     /// This depth.
     Depth(u32),

@@ -81,7 +81,7 @@ fn run_and_log(case: &Case, options: &Options, log: &mut EventLog) -> Result<(Co
     Ok((ended.coverage, ended.conditions))
 }
 
-/// Runs a schedule in the world of its case, up to so many events.
+/// Runs a schedule in the world of its case, up to `most_events` events.
 fn run_within(case: &Case, scenario: &Scenario, most_events: u64, log: &mut EventLog) -> Result<Ended, Failure> {
     let failed = |what: String| Failure { case: case.clone(), what, scenario: format!("{scenario:?}") };
     // Its own generator, so that a change to the world leaves the order alone.

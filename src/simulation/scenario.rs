@@ -119,7 +119,7 @@ fn is_zero(number: &u64) -> bool {
 #[serde(deny_unknown_fields)]
 pub(super) struct Death {
     pub(super) rank: usize,
-    /// After so many of its turns.
+    /// After this number of its turns.
     pub(super) turns: u64,
     /// The moment from which they are counted.
     pub(super) since: Since,

@@ -72,7 +72,7 @@ pub(crate) fn narrow<'a>(cells: impl Iterator<Item = &'a AtomicU64>) {
     });
 }
 
-/// Tries a model in every order of effects, or in those with so many preemptions at most; `LOOM_MAX_PREEMPTIONS` sets
+/// Tries a model in every order of effects, or in those with at most a given number of preemptions; `LOOM_MAX_PREEMPTIONS` sets
 /// another bound. Says how many orders there were.
 pub(crate) fn check(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();

@@ -66,7 +66,7 @@ fn parts(buffers: &BTreeMap<Piece, Sum>, place: Place) -> impl Iterator<Item = (
 }
 
 impl Cards {
-    /// Cards that hold these tables for so many slots; no slot is armed.
+    /// Cards that hold these tables for `slots` slots; no slot is armed.
     #[must_use]
     pub fn new(world: Vec<Program>, slots: usize, seed: u64) -> Self {
         let slot = SlotState { armed: vec![0; world.len()], ..SlotState::default() };

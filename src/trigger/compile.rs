@@ -19,7 +19,7 @@ pub enum Start {
     /// The arrival of the rank that is drawn for the round. The table is that of `First`, and only
     /// this rank signals its arrival.
     Designated,
-    /// So many arrivals, counted in rank 0's memory.
+    /// A number of arrivals, counted in rank 0's memory.
     Count(u32),
 }
 

@@ -47,7 +47,7 @@ impl Memory {
     }
 }
 
-/// One rank's worker on a memory; it may die after so many changes.
+/// One rank's worker on a memory; it may die after a number of changes.
 struct Rank {
     memory: Arc<Memory>,
     worker: Worker,

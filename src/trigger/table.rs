@@ -14,7 +14,7 @@ pub(crate) struct InputCells {
 }
 
 impl InputCells {
-    /// In a world of so many ranks.
+    /// In a world of `ranks` ranks.
     pub(crate) fn of(ranks: u32) -> Self {
         InputCells { hops: hops(ranks) as usize }
     }
@@ -134,7 +134,7 @@ pub(crate) struct Progress {
     ran: u128,
 }
 
-/// The input by which a rank starts a round itself. No table has so many neighbours.
+/// The input by which a rank starts a round itself. No table has this number of neighbours.
 const BY_ITSELF: u32 = 31;
 
 impl Table {

@@ -36,7 +36,7 @@ pub(crate) enum Want {
     Raise { round: u64, cell: usize },
     /// Makes earlier raises visible before later loads.
     Fence,
-    /// Wakes ranks that wait for an outcome: at most so many, or as many as can help.
+    /// Wakes ranks that wait for an outcome: at most `most`, or as many as can help.
     Call { most: Option<u32> },
 }
 

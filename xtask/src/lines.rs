@@ -163,7 +163,10 @@ mod tests {
     fn tests_blank_lines_and_comments_do_not_count() {
         assert_eq!(count("/// What it does.\nfn one() {\n\n    // Why.\n    two();\n}\n"), 3);
         assert_eq!(count("fn one() -> &'static str {\n    \"a text\n     of two lines\"\n}"), 4);
-        assert_eq!(count("#[cfg(test)]\nmod tests {\n    fn one() {}\n}\n#[cfg(all(test, not(loom)))]\nfn two() {}\n"), 0);
+        assert_eq!(
+            count("#[cfg(test)]\nmod tests {\n    fn one() {}\n}\n#[cfg(all(test, not(loom)))]\nfn two() {}\n"),
+            0
+        );
         assert_eq!(count("#[cfg(feature = \"cli\")]\nmod inner {\n    fn one() {}\n}\n"), 2);
         assert_eq!(count("#[cfg(not(test))]\nfn one() {}\n"), 2);
     }

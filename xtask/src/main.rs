@@ -21,7 +21,7 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
-    /// Hold what the book says of the tests against what there is
+    /// Look for names in the book that do not exist, and for words that readers stumble over
     Check,
     /// Count the lines of production code by folder: no tests, no blank lines, no comments
     Lines,

@@ -106,7 +106,7 @@ impl Expected {
 /// Rounds that are checked in full, with data that changes from round to round.
 const CHECKED: u64 = 12;
 
-/// Only every so many elements of a large outcome are checked after each measured round: reading
+/// Of a large outcome one element in this number is checked after each measured round: reading
 /// all of it would move it into the wrong caches.
 const SPARSE: usize = 4099;
 const CHECK_ALL_UP_TO: usize = 256;

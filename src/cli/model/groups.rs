@@ -90,7 +90,7 @@ pub(super) fn cycle(schedule: Butterfly, ranks: u32) -> Vec<Vec<Vec<u32>>> {
     (0..schedule.cycle(ranks)).map(|round| groups(schedule.partition(ranks, round.into()))).collect()
 }
 
-/// The least number of rounds such that any so many in a row connect all ranks; none if a cycle does not.
+/// The least number of rounds of which any run connects all ranks; none if a cycle does not.
 fn connected_after(cycle: &[Vec<Vec<u32>>], ranks: u32) -> Option<usize> {
     let from = |first| {
         let mut components = Components::new(ranks);

@@ -8,7 +8,7 @@ use super::report::Finding;
 use super::rounds::{Rounds, longest, pace, told};
 use super::{Effort, PATIENCE};
 
-/// Every so many rounds wait for all ranks: then every contribution until there has entered.
+/// One round in this number waits for all ranks: then every contribution until there has entered.
 const FULL: u64 = 8;
 
 /// The least time for which the late rank computes before each step.

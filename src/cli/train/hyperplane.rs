@@ -24,7 +24,7 @@ const SIGNAL: f32 = 32.0;
 /// The default learning rate, as a fraction of the largest stable one.
 pub(super) const USUAL_RATE: f32 = 0.1;
 
-/// With the default rate the loss falls twentyfold in so many epochs.
+/// With the default rate the loss falls twentyfold in this number of epochs.
 pub(super) const USUAL_EPOCHS: u32 = 7;
 
 /// The largest learning rate with which synchronous training converges: the expected squared

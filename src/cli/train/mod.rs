@@ -97,7 +97,7 @@ pub(super) struct Args {
     /// Save to FILE.RANK, to go on from there with --restore; each rank keeps the last two
     #[arg(long, value_name = "FILE", requires = "checkpoint_every")]
     checkpoint: Option<PathBuf>,
-    /// Save every so many rounds. A rule that does not wait for all does so every so many rounds then, unless it has
+    /// Save every N rounds. A rule that does not wait for all does so every N rounds then, unless it has
     /// such rounds already: it saves after those
     #[arg(long, value_name = "ROUNDS", requires = "checkpoint")]
     checkpoint_every: Option<u32>,

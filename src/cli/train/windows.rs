@@ -46,7 +46,7 @@ impl Groups {
     }
 }
 
-/// Counts windows of so many groups, each given by the bits of its ranks.
+/// Counts windows of `length` groups, each given by the bits of its ranks.
 fn count(groups: &[&[u64]], ranks: u32, length: usize) -> Windows {
     let connected = |window: &&[&[u64]]| {
         let mut reached = window[0].to_vec();

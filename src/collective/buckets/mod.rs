@@ -38,7 +38,7 @@ pub enum Buckets {
     Each,
     /// All share one.
     One,
-    /// A bucket is complete with the tensor that brings it to so many bytes.
+    /// A bucket is complete with the tensor that brings it to this number of bytes.
     Bytes(u64),
 }
 

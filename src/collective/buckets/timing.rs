@@ -132,7 +132,7 @@ impl Timing {
         self.ready[tensor].add(after.as_secs_f64());
     }
 
-    /// A message of so many bytes took so long, as far as this rank can tell.
+    /// Notes how long a message of `bytes` bytes took, as far as this rank can tell.
     pub(super) fn has_taken(&mut self, bytes: u64, time: Duration) {
         self.took += time.as_secs_f64();
         self.expected += self.cost.of(bytes).as_secs_f64();

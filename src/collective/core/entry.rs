@@ -161,7 +161,7 @@ impl Entries {
         self.from(0)
     }
 
-    /// All but the first so many.
+    /// All from entry `first` on.
     pub(crate) fn from(&self, first: usize) -> impl ExactSizeIterator<Item = Entry> + DoubleEndedIterator + Clone {
         self.cells[first..].iter().map(|&cell| Entry::decode(cell))
     }

@@ -81,7 +81,7 @@ pub(crate) fn label<'a>(
     head.chain(record).chain(crowded.iter().map(|&rank| u64::from(rank)))
 }
 
-/// Most cells of a label of what so many ranks have a part in.
+/// Most cells of a label of what `ranks` ranks have a part in.
 pub(crate) fn most_cells(ranks: u32) -> usize {
     ENTRIES + 3 * ranks as usize
 }

@@ -177,17 +177,17 @@ pub(crate) enum Op {
     Put { host: u32, from: usize, to: usize, len: usize, token: Token },
     /// Reads a piece of a contribution into staging row `row`.
     Read { host: u32, from: usize, len: usize, row: usize, token: Token },
-    /// Reduces so many bytes of the contributions to a round, from an offset on. [`super::Machine::inputs`] says where they
+    /// Reduces `len` bytes of the contributions to a round, from an offset on. [`super::Machine::inputs`] says where they
     /// lie.
     Combine { round: u64, from: usize, len: usize },
-    /// Averages so many bytes, from an offset on, of the registers of a group that moves in a round, and adds its updates.
+    /// Averages `len` bytes, from an offset on, of the registers of a group that moves in a round, and adds its updates.
     /// [`super::Machine::averages`] says where they lie.
     Average { round: u64, group: usize, from: usize, len: usize },
-    /// Reduces so many bytes of what a fallback read has brought.
+    /// Reduces `len` bytes of what a fallback read has brought.
     CombineRead { from: usize, len: usize },
     /// Carries out a reduction of a program.
     Run(Task),
-    /// Puts what a gate let in, of so many pieces, where it is relayed from. `crowded`: this rank has no room for the next
+    /// Puts what a gate let in, `pieces` pieces, where it is relayed from. `crowded`: this rank has no room for the next
     /// round.
     Seal { round: u64, deposit: Deposit, initiator: Option<u32>, crowded: bool, pieces: u32, order: Order },
     /// Sums a chunk of what lies in one or two buffers, with its labels, into another one: the outcome, or a partial sum.
@@ -204,7 +204,7 @@ pub(crate) enum Op {
     Deposit { round: u64, gate: u64, buffer: u32, row: Option<u32>, weight: u16 },
     /// The own arrival, told to the provider.
     SignalArrival { round: u64 },
-    /// Wakes ranks of the own host that wait for this: at most so many, or all.
+    /// Wakes ranks of the own host that wait for this: at most `most`, or all.
     Wake { most: u32, interest: Interest },
 }
 

@@ -85,7 +85,7 @@ impl Outbox {
         }
     }
 
-    /// Reads so many bytes, from an offset on, of those of `sources` that lie on other hosts; whether there are any. Each
+    /// Reads `len` bytes, from an offset on, of those of `sources` that lie on other hosts; whether there are any. Each
     /// is a rank and a place on that one's host.
     pub(super) fn read_from_elsewhere(
         &mut self,

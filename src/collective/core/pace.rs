@@ -34,7 +34,7 @@ pub(crate) struct Pace {
     fruitless: u32,
 }
 
-/// So many fruitless rounds in a row are no accident.
+/// This number of fruitless rounds in a row is no accident.
 const PATIENCE: u32 = 16;
 
 impl Pace {
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grace_that_catches_nobody_shrinks_until_one_does() {
+    fn a_grace_that_catches_no_rank_shrinks_until_one_does() {
         let mut pace = Pace::new(Grace::Auto);
         (0..4).for_each(|step| pace.arrived(step * 10_000_000));
         (0..8).for_each(|_| pace.handed_out(300_000));

@@ -16,7 +16,7 @@ pub(super) struct Releases {
 }
 
 impl Releases {
-    /// Whether all of so many ranks have released a round; `released` says which one a rank has.
+    /// Whether all of `ranks` ranks have released a round; `released` says which one a rank has.
     pub(super) fn reach(&mut self, round: u64, ranks: u32, released: impl Fn(u32) -> u64) -> bool {
         if self.by_all >= round {
             return true;

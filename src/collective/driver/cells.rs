@@ -21,7 +21,7 @@ impl Cells for HostCells {
 }
 
 impl HostCells {
-    /// The cells of a control region, so many, and of a data region behind them.
+    /// The first `len` cells of a control region, and those of a data region after them.
     pub(super) fn new(control: Window, len: usize, data: Window) -> Self {
         HostCells { control: control.truncated(len * size_of::<u64>()), data }
     }

@@ -7,7 +7,7 @@ use crate::reduce::{Goal, Place, Source};
 use crate::trigger::{Gate, Input, Target, Task, Work};
 
 impl Driver {
-    /// Reduces so many bytes of a round's contributions, from an offset on; without a round, of what a fallback read
+    /// Reduces `len` bytes of a round's contributions, from an offset on; without a round, of what a fallback read
     /// has brought.
     pub(super) fn combine(&mut self, round: Option<u64>, (from, len): (usize, usize)) {
         let Driver { machine, arena, reduction, .. } = self;
@@ -21,7 +21,7 @@ impl Driver {
         arena.combine(reduction.kind(), sources, goal, len / reduction.dtype.size(), divisor);
     }
 
-    /// Averages so many bytes of a group's registers, from an offset on, and adds the updates of its members.
+    /// Averages `len` bytes of a group's registers, from an offset on, and adds the updates of its members.
     pub(super) fn average(&mut self, round: u64, group: usize, (from, len): (usize, usize)) {
         let Driver { machine, arena, reduction, .. } = self;
         let Some((registers, cut)) = machine.averages(round) else { return };

@@ -22,7 +22,7 @@ pub(crate) struct Areas {
 }
 
 impl Areas {
-    /// Of models of so many bytes, which are moved by segments.
+    /// For models of `bytes` bytes, which are moved by segments.
     pub(crate) fn new(topology: Topology, bytes: usize, segment: usize) -> Self {
         Areas { topology, bytes, segment: segment.max(1) }
     }

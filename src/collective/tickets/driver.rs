@@ -26,7 +26,7 @@ use moving::Moving;
 /// The shortest and the longest time between two looks in vain, in nanoseconds. A shorter one costs as much as the read.
 const DOZE: RangeInclusive<Time> = 50_000..=1_000_000;
 
-/// Of so many looks in vain, one is at the ranks that left: an error names those that are missing.
+/// One look in vain in this number is at the ranks that left: an error names those that are missing.
 const LOOKS_AT_LEAVERS: u32 = 16;
 
 /// What is in flight: an operation of the machine; there is one at a time.

@@ -40,7 +40,7 @@ fn at(region: Region, cell: usize) -> At {
 }
 
 impl Home {
-    /// So many cells of a region.
+    /// The first cells of a region.
     ///
     /// # Errors
     /// There is no memory for a copy.

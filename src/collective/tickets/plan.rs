@@ -159,7 +159,7 @@ impl Plan {
     pub(super) fn is_over(&self, cells: &impl Cells) -> bool {
         let word = cells.load(self.tickets());
         let groups = word::groups(word, self.size());
-        // Of the groups that there were, the record of group `first` had every so many.
+        // Of the groups that there were, the record of group `first` had every `records`th.
         let turns = |first: u64| (groups + self.records - 1 - first) / self.records;
         let is_used_up = |first: u64| self.record(first).turns(cells) == turns(first);
         word::leavers(word) == self.ranks() && (0..self.records).all(is_used_up)

@@ -136,7 +136,7 @@ impl Record {
         Record { first, group, turn, ranks, size }
     }
 
-    /// All its cells, in groups of so many seats.
+    /// All its cells, in groups of `size` seats.
     pub(super) fn cells(self, size: u32) -> Range<usize> {
         self.first..self.first + cells(size)
     }

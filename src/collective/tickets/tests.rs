@@ -68,7 +68,7 @@ fn schedule(seed: u64, fault: Option<Fault>) -> Checked<World> {
     Ok(schedule_with(seed, fault, false)?.0)
 }
 
-/// After so many turns a rank without anything to do, even the slowest has had one: it has one in eight of its share.
+/// After this number of turns a rank without anything to do, even the slowest, has had one: it has one in eight of its share.
 const LOOKS: u32 = 192;
 
 /// The same, in which a rank may die at some time, and its end: then only those may be left that miss the dead one, or one that

@@ -105,7 +105,7 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// Compiles the program of a rank in a world of so many, with contributions of `bytes`.
+    /// Compiles the program of a rank in a world of `ranks` ranks, with contributions of `bytes`.
     ///
     /// # Errors
     /// What a NIC cannot run.

@@ -290,7 +290,7 @@ fn permutations(ranks: u32) -> Vec<Vec<u32>> {
     permutations(ranks - 1).into_iter().flat_map(insert).collect()
 }
 
-/// The sum of contributions of so many ranks, whose first lines have bytes with this sum. Each cache line, and so each
+/// The sum of contributions of `ranks` ranks, whose first lines have bytes with this sum. Each cache line, and so each
 /// chunk, has other bytes.
 fn pattern(first: u8, ranks: u8) -> Vec<u8> {
     (0..BYTES).map(|at| first.wrapping_add(ranks * (at / 64) as u8)).collect()

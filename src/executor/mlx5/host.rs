@@ -186,7 +186,7 @@ impl Host {
         }
     }
 
-    /// Whether a completion queue has had so many entries.
+    /// Whether a completion queue has had `count` entries.
     pub(super) fn has_entries(&self, queue: u32, count: u32) -> Result<bool, Syndrome> {
         let queue = self.completions.get(index(queue)).ok_or(Syndrome::LocalOperation)?;
         // Numbers of 24 bits that wrap: at the top, so that the sign is that of the difference.

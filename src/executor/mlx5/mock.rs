@@ -21,7 +21,7 @@ use super::host::{Completions, Entry, Host, Number, Progress, QueuePair, Region,
 use super::ring::{Full, SendRing};
 use super::wqe::{BLOCK, Element, Fence, Location, Operation, Report};
 
-/// Of so many messages or acknowledgements one is lost.
+/// One message or acknowledgement in this number is lost.
 const LOSS: u32 = 8;
 
 /// What a NIC may do next.
@@ -52,7 +52,7 @@ impl std::fmt::Debug for Mock {
 }
 
 impl Mock {
-    /// So many hosts, without memory or queues.
+    /// Hosts without memory or queues.
     #[must_use]
     pub fn new(hosts: usize, seed: u64) -> Self {
         let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
@@ -124,7 +124,7 @@ impl Mock {
         self.pair(other).peer = Some(one);
     }
 
-    /// Lets a queue pair take so many more writes with a number.
+    /// Lets a queue pair take a number of further writes with immediate data.
     pub fn post_receives(&mut self, pair: Number, count: u32) {
         self.pair(pair).receives += count;
     }

@@ -1,6 +1,6 @@
 //! Programs that a ConnectX NIC (mlx5) runs by itself, from its work queues.
 //!
-//! A queue pair of such a NIC stops at a *WAIT* element until a completion queue has so many
+//! A queue pair of such a NIC stops at a *WAIT* element until a completion queue has a given number of
 //! entries, or until a word of memory has a value. What follows in the queue then runs without a
 //! processor: a write, a write that adds an entry to the target's completion queue, an addition to
 //! a word. So a table of triggered operations ([`crate::trigger`]) becomes queues of elements, and

@@ -28,7 +28,7 @@ pub struct SendRing {
 }
 
 impl SendRing {
-    /// A ring of so many blocks: a power of two, at most 2¹⁵.
+    /// A ring of `blocks` blocks: a power of two, at most 2¹⁵.
     #[must_use]
     pub fn new(blocks: usize) -> Self {
         Self::starting_at(blocks, 0)

@@ -145,7 +145,7 @@ pub enum Operation {
         /// Where the word's earlier value goes.
         before: Location,
     },
-    /// Stops the queue until a completion queue of this NIC has had so many entries, modulo 2²⁴.
+    /// Stops the queue until a completion queue of this NIC has had `count` entries, modulo 2²⁴.
     WaitCompletions {
         /// The number of the completion queue.
         queue: u32,

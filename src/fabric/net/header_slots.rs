@@ -59,7 +59,7 @@ impl HeaderSlots {
     }
 }
 
-/// Bytes of the slots for so many ranks: one for each message in flight.
+/// Bytes of the slots for `ranks` ranks: one for each message in flight.
 pub(super) fn size(ranks: u32) -> usize {
     offset(ranks, 0)
 }

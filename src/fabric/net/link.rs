@@ -153,7 +153,7 @@ impl<W: Wire> Link<W> {
         self.is_by_device() && self.wire.polls_memory()
     }
 
-    /// Every rank takes at least so many bytes of immediate data, and one of them no more. Devices
+    /// Every rank takes at least this number of bytes of immediate data, and one of them no more. Devices
     /// may differ: a rank that takes no immediate data would wait for it for ever, and if some
     /// writes had a tag and others not, peers would look like strangers. `by_device`: all ranks'
     /// devices change cells. `in_order`: they also order the bytes of a write.
@@ -230,7 +230,7 @@ impl<W: Wire> Link<W> {
         sent
     }
 
-    /// The rails over which the parts of a transfer of so many bytes go in turn. A signal waits for the completion of
+    /// The rails over which the parts of a transfer of `len` bytes go in turn. A signal waits for the completion of
     /// what goes over several.
     pub(super) fn rails(&self, len: usize) -> usize {
         if len < LEAST_SPREAD { 1 } else { self.wire.rails() }

@@ -55,7 +55,7 @@ pub(crate) enum Content {
     Ask { rank: u32 },
     /// Whether the sender sees the process of a rank run.
     Seen { rank: u32, runs: bool },
-    /// The sender has taken so many more wakes of the receiver.
+    /// The sender has taken this number of further wakes of the receiver.
     Woken { count: u32 },
     /// A rank has aborted the job; the data gives the reason. `last` if the sender ends now.
     Abort { by: u32, last: bool },

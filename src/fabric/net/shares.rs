@@ -54,7 +54,7 @@ impl Pool {
     }
 }
 
-/// What one peer may hold of a pool of so many.
+/// What one peer may hold of a pool of this size.
 pub(in crate::fabric) fn share(size: usize, ranks: u32) -> usize {
     (size / peers(ranks)).max(1)
 }

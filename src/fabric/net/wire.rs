@@ -37,7 +37,7 @@ pub(in crate::fabric) type Ends<'a, M> = (Local<'a, M>, Remote);
 /// An entry of the completion queue.
 #[derive(Clone, Debug)]
 pub(in crate::fabric) enum Entry {
-    /// The operation of this number has completed; a receive, with a message of so many bytes.
+    /// The operation of this number has completed; a receive, with the length of the message in bytes.
     Done { number: usize, len: usize },
     /// The operation of this number has failed, for this reason.
     Failed { number: usize, reason: String },

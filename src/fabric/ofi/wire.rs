@@ -80,7 +80,7 @@ fn local(part: &Local<'_, Registered>) -> ofi::Local {
 }
 
 impl OfiWire {
-    /// The wire of an endpoint, for so many operations at a time.
+    /// The wire of an endpoint, for a given number of operations at a time.
     pub(super) fn new(
         (rank, watchdog): (u32, Watchdog),
         endpoint: Arc<Endpoint>,

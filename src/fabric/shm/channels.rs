@@ -63,7 +63,7 @@ impl<const N: usize> Channels<N> {
         })
     }
 
-    /// Counts an endpoint as closed by one of so many ranks. If it is the last one, `free` frees what belonged to the
+    /// Counts an endpoint as closed by one of `ranks` ranks. If it is the last one, `free` frees what belonged to the
     /// endpoint, and then the channel is free.
     pub(super) fn close(&self, channel: u32, ranks: u32, free: impl FnOnce(bool)) {
         let closed = &self.closed[channel as usize];

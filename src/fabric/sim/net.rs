@@ -113,7 +113,7 @@ struct Place {
 }
 
 impl Place {
-    /// So many bytes behind another place in a region, all of which can be addressed.
+    /// The place `bytes` bytes after another one in a region, all of which can be addressed.
     fn behind(at: At, bytes: usize) -> Self {
         Place { region: at.region.0, offset: (at.offset + bytes) as u32 }
     }
@@ -442,7 +442,7 @@ impl Net {
         count
     }
 
-    /// Lets things happen until one of them ends a wait, none is left up to a time, or so many have; says how many.
+    /// Lets things happen until one of them ends a wait, none is left up to a time, or `most` have; says how many.
     pub(crate) fn advance_to(&mut self, time: Option<Time>, most: u64) -> u64 {
         let time = time.unwrap_or(Time::MAX);
         let mut happened = 0;

@@ -239,7 +239,7 @@ impl Connections {
         self.hellos.sent(buffer);
     }
 
-    /// A hello of so many bytes has come; none if it has failed.
+    /// A hello of `bytes` bytes has come; none if it has failed.
     ///
     /// # Errors
     /// The device does not take the buffer back.

@@ -45,13 +45,13 @@ impl Depths {
         Depths { receives, sends, completions }
     }
 
-    /// Those of a rank with so many receives.
+    /// Those of a rank with `receives` receives.
     pub(super) fn in_world(receives: usize, send_depth: Option<u32>, ranks: u32) -> Self {
         Depths::of(receives, sends(peers(ranks), send_depth), ranks)
     }
 }
 
-/// The entries of the completion queue of a rank with so many receives.
+/// The entries of the completion queue of a rank with `receives` receives.
 #[cfg(all(test, not(loom)))]
 pub(in crate::fabric) fn completions(receives: usize, ranks: u32) -> usize {
     Depths::in_world(receives, None, ranks).completions
@@ -90,7 +90,7 @@ pub(super) fn longest_packet(of_port: u8, most: Option<u32>) -> u8 {
     most.map_or(of_port, |bytes| of_port.min(bytes.ilog2().saturating_sub(7) as u8))
 }
 
-/// The settings of a connection whose packets have at most so many bytes, as libibverbs encodes that.
+/// The settings of a connection whose packets have at most `mtu` bytes, as libibverbs encodes that.
 ///
 /// A peer without a receive is asked again without an end (7): it may be stopped for a while, and if it has ended, its
 /// device no longer asks to wait.

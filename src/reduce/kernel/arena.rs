@@ -80,7 +80,7 @@ impl Arena {
     }
 
     /// Averages models, `len` elements of each, and adds updates to them. `sources` are the models, one at least, and then
-    /// the updates; so many ranks are `members` of the group. Elements are floats.
+    /// the updates; `members` ranks are in the group. Elements are floats.
     pub(crate) fn average(
         &mut self,
         dtype: Dtype,

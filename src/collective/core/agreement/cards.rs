@@ -250,7 +250,7 @@ fn is_needed(Context { plan, ledger, .. }: &Context) -> bool {
         Start::Count(count) => count,
         Start::First | Start::Designated => return false,
     };
-    // So many of those that left arrive for the others, the lowest first.
+    // As many of those that left as are needed arrive for the others, the lowest first.
     let left_before = (0..plan.me).filter(|&rank| !ledger.active().contains(rank)).count() as u32;
     ledger.active().len() + left_before < needed
 }

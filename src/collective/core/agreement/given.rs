@@ -269,7 +269,7 @@ fn cut_of_tags(round: u64, cx: &Context, cells: &impl Cells) -> Option<Cut> {
 
 /// What becomes of a late contribution.
 enum Fate {
-    /// It enters so many rounds later.
+    /// It enters `by` rounds later.
     Carried {
         by: u64,
     },

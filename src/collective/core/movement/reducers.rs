@@ -27,7 +27,7 @@ pub(crate) struct Reducers {
     own: usize,
     /// The index of the one reducer; nothing where each of them is one.
     only: Option<usize>,
-    /// The first round with so many of them, and so with the same shares.
+    /// The first round with this number of them, and so with the same shares.
     since: u64,
     /// Where shares are received for the round, and where they were for the round before.
     rows: [u64; 2],

@@ -131,7 +131,7 @@ impl Registers {
         &self.members[self.first(group)..self.ends[group]]
     }
 
-    /// Of so many segments in each group, the first that a rank should move: one of its own group, if that moves, and not
+    /// Of the `segments` of each group, the first that a rank should move: one of its own group, if that moves, and not
     /// the same as other members.
     pub(super) fn own_segment(&self, rank: u32, segments: u64) -> Option<u64> {
         let at = self.members.iter().position(|&member| member == rank)?;

@@ -396,7 +396,7 @@ pub(super) fn clear_claims(round: u64, cx: &mut Context) {
     }
 }
 
-/// Of this rank's contribution in a buffer, so many pieces are not there. No rank looks at that before it learns of the
+/// Of this rank's contribution in a buffer, `pieces` pieces are not there. No rank looks at that before it learns of the
 /// arrival.
 pub(crate) fn lack(buffer: u32, pieces: u64, plan: &Plan, outbox: &mut Outbox) {
     outbox.push(Op::Store { cell: plan.unfilled(plan.me, buffer), value: pieces });

@@ -12,7 +12,7 @@ use crate::fabric::CACHE_LINE;
 use crate::rule::{Path, Schedule};
 use crate::trigger::{Buffer, Chunk};
 
-/// Rows of relayed data begin at such multiples, and cells have so many bytes.
+/// Rows of relayed data begin at multiples of this number of bytes, which cells have.
 const ROW: usize = size_of::<u64>();
 
 /// Bytes of the label of one contribution.
@@ -82,12 +82,12 @@ impl Areas {
 }
 
 impl Plan {
-    /// So many bytes of a contribution, in the width in which sums are made; nothing if they cannot be addressed.
+    /// The size of `bytes` bytes of a contribution, in the width in which sums are made; nothing if they cannot be addressed.
     fn widened(&self, bytes: usize) -> Option<usize> {
         bytes.checked_mul(self.wide_bytes.checked_div(self.bytes).unwrap_or(1))
     }
 
-    /// So many bytes of a contribution, in the width that a form of data has.
+    /// The size of `bytes` bytes of a contribution, in the width that a form of data has.
     fn formed(&self, bytes: usize, form: Form) -> usize {
         if form == Form::Sum { self.widened(bytes).unwrap_or(usize::MAX) } else { bytes }
     }
@@ -179,8 +179,8 @@ impl Plan {
         Some(self.cell_of_data(self.area(area, round) + width))
     }
 
-    /// The bytes to write to an area of what has so many, with a label of so many in front: all of them up to the cell
-    /// that announces it, if one write brings that cell, too.
+    /// The bytes to write to an area, where the data has `data` and the label before it `label` bytes: all of them up to
+    /// the cell that announces it, if one write brings that cell, too.
     pub(crate) fn written_bytes(&self, area: Buffer, label: usize, data: usize) -> usize {
         let width = self.packed_width(area).filter(|width| label + width + ROW <= CACHE_LINE);
         label + width.unwrap_or(data)

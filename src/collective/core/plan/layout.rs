@@ -26,7 +26,7 @@ pub(super) fn lines(bytes: usize) -> Option<usize> {
     Some(bytes.checked_next_multiple_of(line)?.max(line))
 }
 
-/// Which of so many slots a round has. Rounds count from 1.
+/// Which of `slots` slots a round has. Rounds count from 1.
 #[inline]
 pub(crate) fn slot_of(round: u64, slots: u64) -> usize {
     let before = round - 1;
@@ -422,7 +422,7 @@ impl Plan {
     }
 
     /// Where a share lies in the data region of its reducer's host that was received, in a row, from a rank on the
-    /// host of reducer `from`, of so many.
+    /// host of reducer `from`, of `reducers`.
     pub(crate) fn received(&self, rank: u32, row: u64, (from, reducers): (usize, usize)) -> usize {
         let place = from * self.topology.widest() as usize + self.topology.index_on_host(rank) as usize;
         let before = (self.contribution_rows() * BUFFERS) as usize + self.outcome_slots() as usize;

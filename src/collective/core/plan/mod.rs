@@ -22,7 +22,7 @@ use areas::Areas;
 pub(crate) use layout::slot_of;
 use layout::{Announced, Extents, TagCells};
 
-/// Of so many rounds one has a home that does not depend on the round before.
+/// One round in this number has a home that does not depend on the round before.
 const ANY_HOME: u64 = 8;
 
 /// Buffers of a rank: one being moved, one carried, one being written.
@@ -289,7 +289,7 @@ impl Plan {
         drawn(seed, self.deciding_number(round), self.ranks)
     }
 
-    /// The groups of a round among so many active ranks, if ranks are divided.
+    /// The groups of a round among `active` active ranks, if ranks are divided.
     pub(super) fn partition(&self, round: u64, active: u32) -> Option<Partition> {
         self.butterfly().map(|butterfly| butterfly.partition(active, self.deciding_number(round)))
     }

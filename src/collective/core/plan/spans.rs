@@ -55,7 +55,7 @@ impl Plan {
         self.butterfly().map_or(1, |butterfly| u64::from(self.ranks.div_ceil(butterfly.size())))
     }
 
-    /// Of so many segments in a round, those of share `index`, from and to.
+    /// Of `segments` segments in a round, those of share `index`, from and to.
     pub(crate) fn share(&self, index: u64, segments: u64) -> (u64, u64) {
         let bound = |i| i * segments / self.shares();
         (bound(index), bound(index + 1))
@@ -82,14 +82,14 @@ impl Plan {
         (offset(first), offset(to.min(first + self.run)) - offset(first))
     }
 
-    /// Bytes between the shares of so many reducers.
+    /// Bytes between the shares of `reducers` reducers.
     pub(super) fn share_stride(&self, reducers: usize) -> usize {
         const LARGE: usize = 4096;
         let each = self.bytes.div_ceil(reducers.max(1));
         each.next_multiple_of(if each < LARGE { size_of::<u64>() } else { LINE * size_of::<u64>() })
     }
 
-    /// Bytes of a contribution that the share of one of so many reducers covers: offset and length.
+    /// Bytes of a contribution that the share of one of `reducers` reducers covers: offset and length.
     pub(crate) fn share_span(&self, index: usize, reducers: usize) -> (usize, usize) {
         let each = self.share_stride(reducers);
         let from = self.bytes.min(index * each);

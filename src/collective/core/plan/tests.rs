@@ -91,7 +91,7 @@ impl Plan {
         self.every_rank().filter(move |&rank| self.host_of(rank) == host).map(|rank| self.seen_by(rank))
     }
 
-    /// What lies in the data region of a host at once, where a round has so many homes.
+    /// What lies in the data region of a host at once, where a round has `homes` homes.
     fn named_bytes(&self, host: u32, homes: usize) -> Vec<(String, Range<usize>)> {
         let mut all = Vec::new();
         let mut add = |name: String, from: usize, len: usize| all.push((name, from..from + len));

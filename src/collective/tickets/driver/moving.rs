@@ -29,7 +29,7 @@ pub(super) struct Moving {
 }
 
 impl Moving {
-    /// Of so many sources at most.
+    /// For `most` sources at most.
     pub(super) fn new(data: Region, staging: Option<Region>, most: usize) -> Self {
         Moving { data, staging, segment: 0, is_made: false, sources: Vec::with_capacity(most), models: 0 }
     }

@@ -19,7 +19,7 @@ const ELEMENTS: usize = 5;
 const SEGMENT: usize = 2;
 const BYTES: usize = ELEMENTS * size_of::<f64>();
 
-/// A rank that makes so many contributions.
+/// A rank that makes a given number of contributions.
 struct Rank {
     driver: Driver,
     steps: u64,

@@ -8,7 +8,7 @@ use crate::collective::tickets::record::Cut;
 /// How long data moves.
 const MOVE: Time = 50;
 
-/// Of so many ranks in groups of 4, half need 2,000 for a step, the others 1,000. Also, when the last one had finished.
+/// Of `ranks` ranks in groups of 4, half need 2,000 for a step, the others 1,000. Also, when the last one had finished.
 fn run(ranks: u32, lends: bool) -> (World, Time) {
     let terms = Terms { lends, ..Terms::sample(ranks, 4) };
     let is_fast = |rank: u32| rank < ranks / 2;
@@ -48,7 +48,7 @@ fn run(ranks: u32, lends: bool) -> (World, Time) {
     (world, now)
 }
 
-/// How many windows of so many groups leave ranks apart, of how many. The first ones and those in which ranks leave are not
+/// How many windows of `window` groups leave ranks apart, of how many. The first ones and those in which ranks leave are not
 /// counted.
 fn apart(world: &World, ranks: usize, window: usize) -> (usize, usize) {
     let cuts: Vec<&Cut> = world.log.iter().flat_map(|log| log.cuts.values()).collect();

@@ -84,7 +84,7 @@ pub(super) enum Step {
 }
 
 impl World {
-    /// Ranks with so many contributions each. The machines of all have the same terms but for the rank.
+    /// Ranks with `steps` contributions each. The machines of all have the same terms but for the rank.
     pub(super) fn new(terms: &Terms, records: Option<u64>, steps: &[u64]) -> Self {
         let plan = |me: u32| {
             let plan = Plan::new(Terms { me, ..terms.clone() });

@@ -45,7 +45,7 @@ impl Wakes {
         }
     }
 
-    /// The peer has taken so many; `None` if there were not so many.
+    /// The peer has taken `count`; `None` if there were fewer.
     fn were_taken(&mut self, count: u32) -> Option<()> {
         self.sent = self.sent.checked_sub(count)?;
         Some(())
@@ -58,7 +58,7 @@ impl Wakes {
     }
 }
 
-/// Wakes on their way to one peer: those of all peers take half of so many message buffers.
+/// Wakes on their way to one peer: those of all peers take half of the message buffers.
 pub(super) fn most(receives: usize, ranks: u32) -> u32 {
     ((receives / 2 / peers(ranks)) as u32).max(LEAST)
 }
@@ -88,8 +88,8 @@ impl<W: Wire> Engine<W> {
         self.channel(channel).wake();
     }
 
-    /// A peer has taken so many wakes of this rank: those that it is owed are sent. `None` if there
-    /// were not so many.
+    /// A peer has taken `count` wakes of this rank: those that it is owed are sent. `None` if there
+    /// were fewer.
     pub(super) fn wakes_were_taken(&mut self, from: u32, count: u32) -> Option<()> {
         let wakes = &mut self.peers[from as usize].wakes;
         wakes.were_taken(count)?;
