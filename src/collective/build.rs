@@ -18,7 +18,7 @@ use super::allreduce::Allreduce;
 use super::calls::Calls;
 use super::checkpoint::Checkpoint;
 use super::choices::{Choices, compare, encode, encode_error};
-use super::core::{Path, Plan};
+use super::core::Plan;
 use super::driver::{Driver, Reduction, Regions};
 use super::engine::Engine;
 use super::following::Following;
@@ -34,7 +34,7 @@ use crate::fabric::{Key, Lender, MOST_EXCHANGED, RawAccess, Region};
 use crate::group::Group;
 use crate::random;
 use crate::reduce::{Dtype, Element, Item, Reduce};
-use crate::rule::{Absent, Executor, Fire, Grace, Mover, Scale, Schedule};
+use crate::rule::{Absent, AgreementBy, Executor, Fire, Grace, Mover, Scale, Schedule};
 use crate::time::Deadline;
 use crate::trigger::{Request, Start};
 use crate::world::World;
@@ -250,15 +250,15 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
 
         let mut executor = self.chosen_executor();
         let mut endpoint = world.fabric().open(RawAccess::CRATE)?;
-        let provider = match plan.path {
-            Path::Offloaded => self.offload(&plan, until)?.map(Box::new),
+        let provider = match plan.agreement {
+            AgreementBy::Cards => self.offload(&plan, until)?.map(Box::new),
             _ => None,
         };
-        if self.executor == Executor::Auto && plan.path == Path::Relayed {
+        if self.executor == Executor::Auto && plan.agreement == AgreementBy::Relays {
             // A rank that computes would hold up all that it relays.
             executor = Executor::Thread;
         }
-        if provider.is_none() && plan.path == Path::Offloaded {
+        if provider.is_none() && plan.agreement == AgreementBy::Cards {
             plan = self.plan(false)?;
             executor = parameters.executor();
         }
@@ -266,13 +266,13 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         let shared = model.filter(|model| !model.own);
         let made = make_regions(&mut *endpoint, &plan, shared.map(|model| model.bytes));
         let everybody = self.trade_keys(made, until)?;
-        let regions = match plan.path {
+        let regions = match plan.agreement {
             // Only the own cells, no region of others.
-            Path::Offloaded => Regions { control: vec![Region(0); plan.ranks as usize].into(), data: [].into() },
+            AgreementBy::Cards => Regions { control: vec![Region(0); plan.ranks as usize].into(), data: [].into() },
             _ => import_regions(world.rank(), operation, &mut *endpoint, &plan.topology, &everybody)?,
         };
         let reduction = Reduction { dtype: self.dtype, reduce: self.reduce, scale: self.scale, absent: self.absent };
-        tracing::debug!(rank = world.rank(), fire = %self.fire, bytes = plan.bytes, path = plan.path.name(), "collective made");
+        tracing::debug!(rank = world.rank(), fire = %self.fire, bytes = plan.bytes, path = plan.path_name(), "collective made");
         let made = Driver::new(plan, endpoint, regions, reduction, provider);
         let mut driver = self.or_abort(made.map_err(|error| error.in_call(operation)))?;
         #[cfg(feature = "faults")]

@@ -10,14 +10,14 @@ mod relaying;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::core::{Cells, Counted, Cut, Effort, Entry, Machine, Op, Path, Plan, Time, Token};
+use super::core::{Cells, Counted, Cut, Effort, Entry, Machine, Op, Plan, Time, Token};
 use crate::error::{Error, Result};
 use crate::executor::deferred_work::Provider;
 use crate::fabric::{Access, At, Change, Completion, Endpoint, Lender, Posted, Region, Signal};
 use crate::fault::{Crash, Fault, Fuse};
 use crate::rank_set::RankSet;
 use crate::reduce::{Arena, DefaultFloats, Dtype, Goal, Place, Reduce, Source};
-use crate::rule::{Absent, Scale};
+use crate::rule::{Absent, MovementBy, Scale};
 use crate::sync;
 use crate::trigger::{Chunk, LAST_ROUND};
 use cells::HostCells;
@@ -154,7 +154,7 @@ impl Driver {
         let staged = staging.map(|region| window(&*endpoint, region));
         let arena = Arena::new(data, staged, plan.most_sources());
         // On other paths ranks read cuts from records, and need not assemble them.
-        let by_parts = matches!(plan.path, Path::Program | Path::Relayed | Path::Offloaded);
+        let by_parts = plan.movement == MovementBy::Program;
         let parts = if by_parts { Parts::with_room_for(plan.ranks) } else { Parts::default() };
         let sources = Vec::with_capacity(if by_parts { 2 * plan.ranks as usize } else { 0 });
         let machine = Machine::new(plan).with_waits_fence_peer(endpoint.waits_fence_peer());

@@ -4,7 +4,7 @@
 use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
-use super::core::{Cut, Effort, FOREVER, Machine, Part, Path, Stats};
+use super::core::{Cut, Effort, FOREVER, Machine, Part, Stats};
 use super::driver::Driver;
 use super::following::Following;
 use super::protocol::{Buffer, Facts, Goal, Protocol};
@@ -13,7 +13,7 @@ use crate::executor::deferred_work::Provider;
 use crate::executor::work::{Looks, Outlived, Polled, Rest, Shared, Work};
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
-use crate::rule::Mover;
+use crate::rule::{MovementBy, Mover};
 use crate::time::Time;
 
 /// A driver and its state between two calls. The caller uses it, or a helper thread in the caller's place.
@@ -145,7 +145,6 @@ impl Engine {
 impl Protocol for Engine {
     fn facts(&self) -> Facts {
         let (plan, last_round) = (self.machine().plan(), self.driver.last_round());
-        let is_program = matches!(plan.path, Path::Program | Path::Relayed | Path::Offloaded);
         Facts {
             me: plan.me,
             ranks: plan.ranks,
@@ -157,8 +156,8 @@ impl Protocol for Engine {
             weighted: plan.weighted,
             has_memory: plan.has_memory(),
             absent: plan.absent,
-            path: plan.path.name(),
-            mover: if is_program { Mover::Tree } else { Mover::Cut },
+            path: plan.path_name(),
+            mover: if plan.movement == MovementBy::Program { Mover::Tree } else { Mover::Cut },
             grace: plan.grace,
             depth: plan.depth,
             fault: plan.fault,
@@ -468,7 +467,7 @@ mod tests {
             wide_bytes: bytes,
             segment,
             program: Some(program(RANKS, (fire, grace), Schedule::Doubling, (bytes, segment), depth)),
-            ..Terms::sample(me, vec![0; RANKS as usize], fire, Path::Program)
+            ..Terms::sample(me, vec![0; RANKS as usize], fire, MovementBy::Program)
         })
     }
 

@@ -2,10 +2,11 @@
 #![forbid(unsafe_code)]
 
 use super::choices::digest;
-use super::core::{Path, Plan};
+use super::core::Plan;
 use super::driver::Regions;
 use crate::error::{Error, HostNames, Result, text_of};
 use crate::fabric::{Access, Endpoint, Key, Lender, Region};
+use crate::rule::AgreementBy;
 use crate::topology::Topology;
 
 /// The leader of a host makes its memory and returns the keys of its control and data regions; others return none. If all
@@ -14,7 +15,7 @@ pub(super) fn make_regions(endpoint: &mut dyn Endpoint, plan: &Plan, initial: Op
     if plan.topology.leader(plan.host()) != plan.me {
         return Ok(Vec::new());
     }
-    if plan.path == Path::Offloaded {
+    if plan.agreement == AgreementBy::Cards {
         endpoint.register(plan.control_cells() * size_of::<u64>(), Access::Local)?;
         return Ok(Vec::new());
     }

@@ -210,16 +210,16 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::rule::{Fire, Path};
+    use crate::rule::{Fire, MovementBy};
 
     #[test]
     fn the_built_in_parameters_can_be_read() {
         let parameters = HwConfig::load(None).unwrap().of("shm", None).unwrap();
-        assert_eq!(parameters.path(Fire::ALL, 2, 8), Path::Replicated);
-        assert_eq!(parameters.path(Fire::SOLO, 2, 8), Path::Eager);
-        assert_eq!(parameters.path(Fire::SOLO, 32, u64::MAX), Path::Segmented);
+        assert_eq!(parameters.movement(Fire::ALL, 2, 8), MovementBy::Everyone);
+        assert_eq!(parameters.movement(Fire::SOLO, 2, 8), MovementBy::Initiator);
+        assert_eq!(parameters.movement(Fire::SOLO, 32, u64::MAX), MovementBy::Segments);
         let network = HwConfig::load(None).unwrap().of("ofi", None).unwrap();
-        let path = |ranks, bytes| network.path(Fire::ALL, ranks, bytes).name();
+        let path = |ranks, bytes| network.movement(Fire::ALL, ranks, bytes).to_string();
         assert_eq!([path(2, 8), path(2, 4 << 20), path(2, 1 << 30)], ["replicated", "scattered", "segmented"]);
         assert_eq!([path(4, 8), path(4, 1 << 20), path(4, 1 << 30)], ["gathered", "scattered", "segmented"]);
         assert_eq!([0, 1 << 20].map(|bytes| network.pull_after(bytes)), [1_000_000, 9_000_000]);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::named::UnknownName;
-use crate::rule::{Executor, Fire, Mover, Path, Schedule};
+use crate::rule::{AgreementBy, Executor, Fire, MovementBy, Mover, Schedule};
 use crate::time::parse_duration;
 use crate::units::parse_size;
 
@@ -127,20 +127,20 @@ impl Parameters {
     }
 
     /// Selects how the data of a collective moves.
-    pub(crate) fn path(&self, fire: Fire, ranks: u32, bytes: u64) -> Path {
+    pub(crate) fn movement(&self, fire: Fire, ranks: u32, bytes: u64) -> MovementBy {
         let total = bytes.saturating_mul(u64::from(ranks));
         if !fire.is_synchronous() {
-            return if total <= self.eager_total { Path::Eager } else { Path::Segmented };
+            return if total <= self.eager_total { MovementBy::Initiator } else { MovementBy::Segments };
         }
         // Two ranks exchange everything in two messages.
         let (small, most) = match ranks > 2 && self.gather_total > 0 {
-            true => (Path::Gathered, self.gather_total),
-            false => (Path::Replicated, self.replicate_total),
+            true => (MovementBy::Reducer, self.gather_total),
+            false => (MovementBy::Everyone, self.replicate_total),
         };
         match total {
             total if total <= most => small,
-            total if total <= self.scatter_total => Path::Scattered,
-            _ => Path::Segmented,
+            total if total <= self.scatter_total => MovementBy::Reducers,
+            _ => MovementBy::Segments,
         }
     }
 
@@ -157,12 +157,12 @@ impl Parameters {
     }
 
     /// How the program of a tree reduces.
-    pub(crate) fn schedule(&self, bytes: u64, path: Path, ranks: u32) -> Schedule {
-        match path {
+    pub(crate) fn schedule(&self, bytes: u64, agreement: AgreementBy, ranks: u32) -> Schedule {
+        match agreement {
             _ if bytes <= self.tree_scatter => Schedule::Doubling,
             // Two ranks would send as many bytes, in more messages.
-            Path::Relayed if ranks < 4 => Schedule::Doubling,
-            Path::Relayed => Schedule::Halving,
+            AgreementBy::Relays if ranks < 4 => Schedule::Doubling,
+            AgreementBy::Relays => Schedule::Halving,
             _ => Schedule::Scatter,
         }
     }

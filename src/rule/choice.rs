@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Fire;
 use crate::named::named;
+use crate::topology::Topology;
 
 /// How data moves once a round fires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -38,47 +40,64 @@ named!(
     "auto" => Auto, "caller" => Caller, "thread" => Thread, "peer" => Peer, "provider" => Provider
 );
 
-/// How the data of a round moves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Path {
-    /// Arrivals push their data to every host; each rank reduces for itself. Synchronous rule only.
-    Replicated,
-    /// Arrivals push their data to the round's reducer, which pushes the outcome to all hosts.
-    /// Synchronous rule only.
-    Gathered,
-    /// The same with a reducer on every host, each for a share of the data.
-    Scattered,
-    /// Arrivals push their data to every host; the initiator reduces and sends the outcome.
-    Eager,
-    /// Data stays where it was written; waiting ranks claim segments, read and reduce them.
-    Segmented,
-    /// Data stays where it was written; a program activates, seals and reduces.
-    #[serde(rename = "tree")]
-    Program,
+/// How ranks agree on the parts of a round, and on when it closes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AgreementBy {
+    /// All take part: the round closes when the tag of every active rank is there.
+    Tags,
+    /// Atomics on one word, or on several.
+    Words,
+    /// They do not: cuts are given to them.
+    Given,
+    /// Gates that a program closes.
+    Gates,
     /// The same where ranks share no memory: each runs its own table, and they relay activations and sums.
-    Relayed,
-    /// A provider runs the program: it sends contributions to all ranks, and each rank reduces.
-    Offloaded,
+    Relays,
+    /// The same where a provider runs the program: it sends contributions to all ranks, and each rank reduces.
+    Cards,
 }
 
-impl Path {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Path::Replicated => "replicated",
-            Path::Gathered => "gathered",
-            Path::Scattered => "scattered",
-            Path::Eager => "eager",
-            Path::Segmented => "segmented",
-            Path::Program => "tree",
-            Path::Relayed => "relayed",
-            Path::Offloaded => "offloaded",
+impl AgreementBy {
+    /// What a rule comes to where data moves in this way, and neither are cuts given nor does a provider run programs.
+    pub(crate) fn usual(fire: Fire, movement: MovementBy, topology: &Topology) -> Self {
+        match movement {
+            MovementBy::Program if topology.has_elsewhere() => AgreementBy::Relays,
+            MovementBy::Program => AgreementBy::Gates,
+            _ if fire.is_synchronous() => AgreementBy::Tags,
+            _ => AgreementBy::Words,
         }
     }
+}
 
+/// How contributions become an outcome where it is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MovementBy {
+    /// Arrivals push their data to every host, and every rank reduces for itself. Synchronous rule only.
+    Everyone,
+    /// Arrivals push their data to every host. The rank that closed the round reduces, and hands the outcome to all hosts on
+    /// which a rank wants it.
+    Initiator,
+    /// Arrivals push their data to the lowest active rank, which reduces and hands the outcome to all hosts. Synchronous rule
+    /// only.
+    Reducer,
+    /// The same by the lowest rank of each host, each for a share of the data.
+    Reducers,
+    /// Data stays where it was written; waiting ranks claim segments, read and reduce them.
+    Segments,
+    /// The program that agrees also moves.
+    Program,
+}
+
+named!(
+    MovementBy, "path", "replicated, eager, gathered, scattered, segmented, tree",
+    "replicated" => Everyone, "eager" => Initiator, "gathered" => Reducer, "scattered" => Reducers,
+    "segmented" => Segments, "tree" => Program
+);
+
+impl MovementBy {
     /// Whether only some ranks reduce.
     pub(crate) fn has_reducers(self) -> bool {
-        matches!(self, Path::Gathered | Path::Scattered)
+        matches!(self, MovementBy::Reducer | MovementBy::Reducers)
     }
 }
 

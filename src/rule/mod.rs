@@ -13,7 +13,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-pub(crate) use choice::Path;
+pub(crate) use choice::{AgreementBy, MovementBy};
 pub use choice::{Executor, Mover, Schedule};
 pub(crate) use fire::Condition;
 pub use fire::{Fire, When, drawn};

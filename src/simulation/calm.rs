@@ -7,11 +7,11 @@ use super::recording::Recording;
 use super::replay::Script;
 use super::scenario::{Habits, Scenario};
 use super::{Failure, run_within};
-use crate::collective::core::{Effort, Path};
+use crate::collective::core::Effort;
 use crate::collective::driver::Reduction;
 use crate::fabric::sim::Weather;
 use crate::reduce::{Dtype, Reduce};
-use crate::rule::{Absent, Fire, Grace, Scale};
+use crate::rule::{Absent, Fire, Grace, MovementBy, Scale};
 
 /// A world of small contributions whose ranks all behave alike, on a network without troubles.
 #[derive(Clone, Debug)]
@@ -86,10 +86,10 @@ impl Calm {
             depth: if synchronous { 1 } else { self.depth },
             base: 0,
             own_models: false,
-            path: match synchronous {
-                true if several => Path::Gathered,
-                true => Path::Replicated,
-                false => Path::Eager,
+            movement: match synchronous {
+                true if several => MovementBy::Reducer,
+                true => MovementBy::Everyone,
+                false => MovementBy::Initiator,
             },
             memory: None,
             elements: self.elements,

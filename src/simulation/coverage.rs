@@ -1,6 +1,6 @@
 //! Counts the cases that runs met, and the conditions that they met together.
 
-use crate::collective::core::{Counted, Op, Path, Stats, Token};
+use crate::collective::core::{Counted, Op, Stats, Token};
 use crate::fabric::sim::Met;
 use crate::group::Group;
 use crate::rule::{Absent, Grace, Scale, When};
@@ -189,13 +189,12 @@ pub(super) struct Conditions(Vec<(&'static str, bool)>);
 
 impl Conditions {
     pub(super) fn of(scenario: &Scenario, coverage: &Coverage, performed: u32) -> Self {
-        let Scenario { hosts, fire, path, reduction, ranks, weather, .. } = scenario;
+        let Scenario { hosts, fire, reduction, ranks, weather, .. } = scenario;
         let several = hosts.iter().any(|&host| host != 0);
         let together = hosts.iter().enumerate().any(|(rank, host)| hosts[..rank].contains(host));
-        use Path::{Eager, Gathered, Program, Relayed, Replicated, Scattered, Segmented};
-        let paths = [Segmented, Replicated, Gathered, Scattered, Eager, Program, Relayed];
-        let mut all: Vec<(&'static str, bool)> =
-            paths.into_iter().map(|other| (other.name(), *path == other)).collect();
+        let paths = ["segmented", "replicated", "gathered", "scattered", "eager", "tree", "relayed"];
+        let path = scenario.plan().path_name();
+        let mut all: Vec<(&'static str, bool)> = paths.into_iter().map(|other| (other, path == other)).collect();
         all.extend([
             ("solo", fire.when() == When::Solo),
             ("quorum", matches!(fire.when(), When::Quorum(_))),

@@ -12,13 +12,13 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::replay::Script;
 use super::scenario::{Death, Habits, Scenario, Since};
-use crate::collective::core::{Effort, Path};
+use crate::collective::core::Effort;
 use crate::collective::driver::Reduction;
 use crate::fabric::sim::{Kind, Stall, Weather};
 use crate::fault::Fault;
 use crate::group::Group;
 use crate::reduce::{Dtype, Reduce};
-use crate::rule::{Absent, Fire, Grace, Mover, Scale, Schedule, When};
+use crate::rule::{Absent, Fire, Grace, MovementBy, Mover, Scale, Schedule, When};
 
 /// The number of this generator. It changes with every change to the world or the order of events
 /// that a seed draws.
@@ -110,12 +110,12 @@ impl Scenario {
         let ranks = rng.random_range(range);
         let tree = options.movers[rng.random_range(0..options.movers.len())] == Mover::Tree;
         let fire = draw_fire(rng, options, ranks, tree);
-        let path = draw_path(rng, fire, ranks, tree);
-        let hosts = match path {
-            Path::Program => vec![0; ranks as usize],
-            Path::Relayed => (0..ranks).collect(),
+        let (movement, relays) = draw_movement(rng, fire, ranks, tree);
+        let hosts = match movement {
+            MovementBy::Program if relays => (0..ranks).collect(),
+            MovementBy::Program => vec![0; ranks as usize],
             _ if options.alike => (0..ranks).collect(),
-            _ => draw_hosts(rng, ranks, path.has_reducers()),
+            _ => draw_hosts(rng, ranks, movement.has_reducers()),
         };
         let grace = match rng.random_range(0..4) {
             0 => Grace::NONE,
@@ -127,7 +127,7 @@ impl Scenario {
             true => 1,
             false => [1, 1, 2, 3, 5][rng.random_range(0..5)],
         };
-        let memory = (path == Path::Segmented && rng.random_bool(0.4)).then(|| draw_group(rng, ranks));
+        let memory = (movement == MovementBy::Segments && rng.random_bool(0.4)).then(|| draw_group(rng, ranks));
         let reduction = match memory {
             None => draw_reduction(rng, options),
             Some(_) => Reduction {
@@ -137,10 +137,12 @@ impl Scenario {
                 absent: if rng.random_bool(0.3) { Absent::Hold } else { draw_absent(rng, options, true) },
             },
         };
-        let schedule = match path {
+        let schedule = match movement {
+            MovementBy::Program if relays => rng.random_bool(0.5).then_some(Schedule::Halving),
             // Where ranks share memory, halving is doubling.
-            Path::Program => Some([Schedule::Doubling, Schedule::Scatter, Schedule::Gather][rng.random_range(0..3)]),
-            Path::Relayed if rng.random_bool(0.5) => Some(Schedule::Halving),
+            MovementBy::Program => {
+                Some([Schedule::Doubling, Schedule::Scatter, Schedule::Gather][rng.random_range(0..3)])
+            }
             _ => None,
         };
         let (elements, segment) = match schedule {
@@ -148,7 +150,7 @@ impl Scenario {
             Some(Schedule::Scatter | Schedule::Halving) => (rng.random_range(0..50), 64),
             _ => {
                 // Of several reducers only the first has a share of a few elements.
-                let most = if path == Path::Scattered && rng.random_bool(0.5) { 64 } else { 9 };
+                let most = if movement == MovementBy::Reducers && rng.random_bool(0.5) { 64 } else { 9 };
                 (rng.random_range(0..most), reduction.dtype.size() * rng.random_range(1..4))
             }
         };
@@ -161,7 +163,7 @@ impl Scenario {
             (rank, turn, 10u64.pow(rng.random_range(4..7)))
         });
         let mut weather = if options.weather { draw_weather(rng, &hosts) } else { Weather::default() };
-        if path == Path::Relayed && options.weather && rng.random_bool(0.3) {
+        if relays && options.weather && rng.random_bool(0.3) {
             // What a rank sent before it left does harm only if a link holds it up for a few rounds.
             let (from, to) = (rng.random_range(0..ranks), rng.random_range(0..ranks));
             let begin = rng.random_range(0..60_000);
@@ -169,7 +171,7 @@ impl Scenario {
             weather.stalls.push(Stall { kind: Kind::Clog { from, to }, begin, end });
         }
         let mut pull_after = 10u64.pow(rng.random_range(2..7));
-        if path == Path::Scattered && options.weather && rng.random_bool(0.4) {
+        if movement == MovementBy::Reducers && options.weather && rng.random_bool(0.4) {
             // A repeated share does harm only if it takes longer than a round, so ranks make fallback reads soon.
             (weather.repeats, weather.lag) = (rng.random_range(64..=255), rng.random_range(10_000..100_000));
             pull_after = 100;
@@ -183,7 +185,7 @@ impl Scenario {
             depth,
             base,
             own_models,
-            path,
+            movement,
             memory,
             elements,
             segment,
@@ -377,14 +379,15 @@ fn draw_group(rng: &mut Xoshiro256PlusPlus, ranks: u32) -> Group {
     }
 }
 
-/// A path of the data: all paths of the rule are equally likely.
-fn draw_path(rng: &mut Xoshiro256PlusPlus, fire: Fire, ranks: u32, tree: bool) -> Path {
-    let ways: &[Path] = match fire.is_synchronous() {
-        _ if tree && ranks > 1 => &[Path::Program, Path::Relayed],
-        _ if tree => &[Path::Program],
-        true if ranks > 1 => &[Path::Segmented, Path::Replicated, Path::Gathered, Path::Scattered],
-        true => &[Path::Segmented, Path::Replicated],
-        false => &[Path::Segmented, Path::Eager],
+/// How data moves, and whether ranks relay it: all ways of the rule are equally likely.
+fn draw_movement(rng: &mut Xoshiro256PlusPlus, fire: Fire, ranks: u32, tree: bool) -> (MovementBy, bool) {
+    use MovementBy::{Everyone, Initiator, Program, Reducer, Reducers, Segments};
+    let ways: &[(MovementBy, bool)] = match fire.is_synchronous() {
+        _ if tree && ranks > 1 => &[(Program, false), (Program, true)],
+        _ if tree => &[(Program, false)],
+        true if ranks > 1 => &[(Segments, false), (Everyone, false), (Reducer, false), (Reducers, false)],
+        true => &[(Segments, false), (Everyone, false)],
+        false => &[(Segments, false), (Initiator, false)],
     };
     ways[rng.random_range(0..ways.len())]
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::registers::Registers;
 use super::scenario::Scenario;
-use crate::collective::core::{Cut, Entry, Part, Path, Time};
+use crate::collective::core::{Cut, Entry, Part, Time};
 use crate::collective::driver::Reduction;
 use crate::rank_set::RankSet;
 use crate::reduce::{Dtype, Reduce, f16};
@@ -99,7 +99,7 @@ impl Oracle {
             reduction,
             registers: None,
             schedule,
-            relayed: scenario.path == Path::Relayed,
+            relayed: scenario.relays(),
             made: HashMap::new(),
             rounds: BTreeMap::new(),
             active: RankSet::full(ranks),

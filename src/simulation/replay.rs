@@ -11,10 +11,10 @@ use super::actor::Actor;
 use super::case::Case;
 use super::oracle::Oracle;
 use super::{Coverage, Failure, MOST_EVENTS, Options, run_within};
-use crate::collective::core::{Cut, Machine, Part, Path};
+use crate::collective::core::{Cut, Machine, Part};
 use crate::collective::following::{Following, Inbox};
 use crate::fabric::sim::Weather;
-use crate::rule::Absent;
+use crate::rule::{Absent, MovementBy};
 
 /// Whether a world's rounds are recorded, or replayed.
 #[derive(Clone, Default)]
@@ -151,7 +151,7 @@ pub fn replay(case: &Case, options: &Options) -> Result<Coverage, Failure> {
         scenario.hosts.fill(0);
         scenario.weather = Weather::default();
     }
-    (scenario.path, scenario.fault) = (Path::Segmented, fault);
+    (scenario.movement, scenario.fault) = (MovementBy::Segments, fault);
     // No models are followed, and what becomes of a late one is known from later cuts only.
     let follows = (case.seed() / 2).is_multiple_of(2) && scenario.reduction.absent != Absent::Hold;
     scenario.script = if follows { Script::Followed } else { Script::Given }(played.clone());

@@ -7,13 +7,13 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::explore::{Means, World};
 use super::recording::as_text;
 use super::replay::Script;
-use crate::collective::core::{Effort, Path, Plan, Terms, program};
+use crate::collective::core::{Effort, Plan, Terms, program};
 use crate::collective::driver::Reduction;
 use crate::fabric::sim::Weather;
 use crate::fault::Fault;
 use crate::group::Group;
 use crate::reduce::{Dtype, Reduce};
-use crate::rule::{Absent, Fire, Grace, Scale, Schedule};
+use crate::rule::{Absent, AgreementBy, Fire, Grace, MovementBy, Scale, Schedule};
 use crate::topology::Topology;
 use crate::trigger::Layout;
 
@@ -33,7 +33,8 @@ pub(super) struct Scenario {
     /// Whether each rank begins with a model of its own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) own_models: bool,
-    pub(super) path: Path,
+    #[serde(rename = "path", with = "as_text")]
+    pub(super) movement: MovementBy,
     /// Whether ranks have registers, and which of them average.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) memory: Option<Group>,
@@ -43,7 +44,7 @@ pub(super) struct Scenario {
     pub(super) run: u64,
     /// Nanoseconds until a rank that waits for reducers makes a fallback read.
     pub(super) pull_after: u64,
-    /// The schedule, on the path that has a program.
+    /// How a program reduces.
     pub(super) schedule: Option<Schedule>,
     #[serde(skip)]
     pub(super) program: Option<Arc<Layout>>,
@@ -87,7 +88,7 @@ impl std::fmt::Debug for Scenario {
             depth,
             base,
             own_models,
-            path,
+            movement,
             memory,
             elements,
             segment,
@@ -105,7 +106,7 @@ impl std::fmt::Debug for Scenario {
             "{} ranks on hosts {hosts:?}, {fire} with grace {grace}, depth {depth}, from round {base}, {} {schedule:?}, memory {memory:?}, own models {own_models}, {elements} elements, \
              segments of {segment}, {reduction:?}, deaths {deaths:?}, freeze {freeze:?}, {weather:?}, fault {fault:?}, {ranks:?}",
             hosts.len(),
-            path.name(),
+            movement,
         )
     }
 }
@@ -218,15 +219,23 @@ impl Scenario {
             return bad("`hosts` must be numbered from 0 without a gap");
         }
         self.fire.check(ranks as u32).map_err(|error| error.to_string())?;
-        let (has_program, is_relayed) = (self.path == Path::Program, self.path == Path::Relayed);
-        if self.path == Path::Offloaded || has_program != self.schedule.is_some() || (has_program && hosts > 1) {
-            return bad("`schedule` belongs to the path `tree`, which needs one host; `offloaded` is not simulated");
+        let (has_program, relays) = (self.has_program(), self.relays());
+        let fits = match self.schedule {
+            Some(Schedule::Halving) => has_program || relays,
+            Some(_) => has_program,
+            None => !has_program,
+        };
+        if !fits {
+            return bad(
+                "`schedule` belongs to the path `tree`: any where all ranks are on one host, elsewhere `halving` or none",
+            );
         }
-        if is_relayed && hosts < ranks {
-            return bad("on the path `relayed` each rank is on a host of its own");
+        if relays && hosts < ranks {
+            return bad("on the path `tree` all ranks are on one host, or each is on a host of its own");
         }
-        let synchronous = matches!(self.path, Path::Replicated | Path::Gathered | Path::Scattered);
-        if !has_program && !is_relayed && self.path != Path::Segmented && synchronous != self.fire.is_synchronous() {
+        let synchronous = matches!(self.movement, MovementBy::Everyone | MovementBy::Reducer | MovementBy::Reducers);
+        let any = matches!(self.movement, MovementBy::Program | MovementBy::Segments);
+        if !any && synchronous != self.fire.is_synchronous() {
             return bad("replicated, gathered and scattered are for the rule `all`, eager is for the others");
         }
         if self.reduction.reduce == Reduce::Mean {
@@ -235,7 +244,7 @@ impl Scenario {
         if let Some(group) = self.memory {
             let Reduction { dtype, reduce, scale, .. } = self.reduction;
             let averages = dtype.is_float() && reduce == Reduce::Sum && scale == Scale::Sum;
-            if self.path != Path::Segmented || !averages || group.schedule().is_err() {
+            if self.movement != MovementBy::Segments || !averages || group.schedule().is_err() {
                 return bad("`memory` needs the path `segmented`, the sum of floats, and groups of 2 or more");
             }
         } else if self.reduction.absent == Absent::Hold || self.own_models {
@@ -245,7 +254,7 @@ impl Scenario {
             return bad("`base` is at most 2^62, and in the group `world` ranks begin with the same model");
         }
         let depths = match self.fire.is_synchronous() {
-            true if has_program || is_relayed => 2..=2,
+            true if has_program || relays => 2..=2,
             true => 1..=1,
             false => 1..=8,
         };
@@ -267,18 +276,29 @@ impl Scenario {
     pub(super) fn compile(&mut self) {
         let Scenario { fire, grace, depth, segment, .. } = *self;
         let (ranks, bytes) = (self.hosts.len() as u32, self.elements * self.reduction.dtype.size());
-        self.program = self.schedule.map(|schedule| program(ranks, (fire, grace), schedule, (bytes, segment), depth));
+        let schedule = self.schedule.filter(|_| self.has_program());
+        self.program = schedule.map(|schedule| program(ranks, (fire, grace), schedule, (bytes, segment), depth));
+    }
+
+    /// Whether a program in shared memory agrees and moves.
+    fn has_program(&self) -> bool {
+        self.movement == MovementBy::Program && !self.relays()
+    }
+
+    /// Whether each rank runs its own table.
+    pub(super) fn relays(&self) -> bool {
+        self.movement == MovementBy::Program && self.hosts.iter().any(|&host| host != 0)
     }
 
     /// The world of an exhaustive search: one host, no time, two rounds in progress.
     pub(super) fn small(world: &World) -> Self {
         let ranks = world.steps.len() as u32;
         let (grace, depth, elements, segment) = (Grace::NONE, 2, 2, 8);
-        let path = match world.means {
-            Means::Tree(_) => Path::Program,
-            Means::Eager if world.fire.is_synchronous() => Path::Replicated,
-            Means::Eager => Path::Eager,
-            Means::Segments | Means::Pieces | Means::Registers(_) => Path::Segmented,
+        let movement = match world.means {
+            Means::Tree(_) => MovementBy::Program,
+            Means::Eager if world.fire.is_synchronous() => MovementBy::Everyone,
+            Means::Eager => MovementBy::Initiator,
+            Means::Segments | Means::Pieces | Means::Registers(_) => MovementBy::Segments,
         };
         let schedule = match world.means {
             Means::Tree(schedule) => Some(schedule),
@@ -314,7 +334,7 @@ impl Scenario {
             depth,
             base: 0,
             own_models: false,
-            path,
+            movement,
             memory,
             elements,
             segment,
@@ -334,17 +354,22 @@ impl Scenario {
 
     /// What its ranks agree on, as rank 0 sees it.
     pub(super) fn plan(&self) -> Plan {
+        let topology = Topology::new(self.hosts.clone());
+        let agreement = match self.script.gives() {
+            true => AgreementBy::Given,
+            false => AgreementBy::usual(self.fire, self.movement, &topology),
+        };
         Plan::new(Terms {
             ranks: self.hosts.len() as u32,
             me: 0,
-            topology: Topology::new(self.hosts.clone()),
+            topology,
+            agreement,
+            movement: self.movement,
             fire: self.fire,
             grace: self.grace,
             absent: self.reduction.absent,
             weighted: self.reduction.scale == Scale::Weights,
             depth: self.depth,
-            path: self.path,
-            given: self.script.gives(),
             base: self.base,
             memory: self.memory,
             bytes: self.elements * self.reduction.dtype.size(),

@@ -3,9 +3,10 @@
 use super::AllreduceBuilder;
 use crate::collective::checkpoint::Checkpoint;
 use crate::collective::choices::{Choices, digest};
-use crate::collective::core::{Path, Plan};
+use crate::collective::core::Plan;
 use crate::collective::recording;
 use crate::reduce::Item;
+use crate::rule::AgreementBy;
 
 impl<T: Item> AllreduceBuilder<'_, T> {
     /// The lengths of the tensors, or a digest of them if they are many.
@@ -20,18 +21,18 @@ impl<T: Item> AllreduceBuilder<'_, T> {
 
     /// All that must be the same on all ranks.
     pub(super) fn choices(&self, plan: &Plan) -> Choices {
-        let schedule = |plan: &Plan| match plan.path {
-            Path::Program | Path::Relayed => plan.schedule.name(),
+        let schedule = |plan: &Plan| match plan.agreement {
+            AgreementBy::Gates | AgreementBy::Relays => plan.schedule.name(),
             _ => "none",
         };
         // It is not known yet whether there is a provider.
-        let otherwise = (plan.path == Path::Offloaded).then(|| self.plan(false).ok()).flatten();
-        let otherwise = otherwise.map(|plan| format!("{} {}", plan.path.name(), schedule(&plan)));
+        let otherwise = (plan.agreement == AgreementBy::Cards).then(|| self.plan(false).ok()).flatten();
+        let otherwise = otherwise.map(|plan| format!("{} {}", plan.path_name(), schedule(&plan)));
         let relays = self.may_relay() && self.would_relay(&plan.topology, plan.bytes);
         let mut choices = self.common_choices();
         choices.extend([
             ("whether ranks relay (mover auto: if the executor is auto or thread)", relays.to_string()),
-            ("the path (by hw-config)", plan.path.name().to_owned()),
+            ("the path (by hw-config)", plan.path_name().to_owned()),
             ("the segment (by hw-config)", plan.segment.to_string()),
             ("the piece (by hw-config)", (plan.run * plan.segment as u64).to_string()),
             ("the schedule (by hw-config)", schedule(plan).to_owned()),

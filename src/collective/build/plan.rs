@@ -1,12 +1,12 @@
 //! From choices to the plan of a collective.
 
 use super::AllreduceBuilder;
-use crate::collective::core::{Path, Plan, Terms, program};
+use crate::collective::core::{Plan, Terms, program};
 use crate::error::Result;
 use crate::fault::Fault;
 use crate::group::Group;
 use crate::reduce::Item;
-use crate::rule::{Absent, Executor, Grace, Mover, Scale};
+use crate::rule::{Absent, AgreementBy, Executor, Grace, MovementBy, Mover, Scale};
 use crate::topology::Topology;
 
 impl<T: Item> AllreduceBuilder<'_, T> {
@@ -64,12 +64,15 @@ impl<T: Item> AllreduceBuilder<'_, T> {
             Mover::Auto => self.may_relay() && self.would_relay(&topology, bytes),
             Mover::Cut => false,
         };
-        let path = match tree {
-            _ if offloaded => Path::Offloaded,
-            true if topology.has_elsewhere() => Path::Relayed,
-            true => Path::Program,
-            false if self.model().is_some() || given => Path::Segmented,
-            false => parameters.path(self.fire, ranks, bytes as u64),
+        let movement = match tree {
+            _ if offloaded || tree => MovementBy::Program,
+            _ if self.model().is_some() || given => MovementBy::Segments,
+            _ => parameters.movement(self.fire, ranks, bytes as u64),
+        };
+        let agreement = match given {
+            _ if offloaded => AgreementBy::Cards,
+            true => AgreementBy::Given,
+            false => AgreementBy::usual(self.fire, movement, &topology),
         };
         let grace = if offloaded { Grace::NONE } else { self.grace };
         // A tree's outcomes are released one by one: with two slots no rank waits for that.
@@ -79,9 +82,9 @@ impl<T: Item> AllreduceBuilder<'_, T> {
             _ => 1,
         };
         let segment = parameters.segment();
-        let schedule = parameters.schedule(bytes as u64, path, ranks);
-        let program =
-            (path == Path::Program).then(|| program(ranks, (self.fire, self.grace), schedule, (bytes, segment), depth));
+        let schedule = parameters.schedule(bytes as u64, agreement, ranks);
+        let program = (agreement == AgreementBy::Gates)
+            .then(|| program(ranks, (self.fire, self.grace), schedule, (bytes, segment), depth));
         let plan = Plan::new(Terms {
             ranks,
             me: rank,
@@ -91,8 +94,8 @@ impl<T: Item> AllreduceBuilder<'_, T> {
             absent: self.absent,
             weighted: self.scale == Scale::Weights,
             depth,
-            path,
-            given,
+            agreement,
+            movement,
             base: self.base,
             memory: self.model().map(|_| self.group),
             bytes,

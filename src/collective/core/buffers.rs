@@ -5,8 +5,9 @@
 //! before is under way, takes the one that has rested longest.
 
 use super::context::Context;
-use super::plan::{BUFFERS, MovementBy, Plan};
+use super::plan::{BUFFERS, Plan};
 use crate::fault::Fault;
+use crate::rule::MovementBy;
 
 /// The buffers of a rank.
 #[derive(Clone, Debug, Hash)]
@@ -22,7 +23,7 @@ pub(super) struct Buffers {
 impl Buffers {
     pub(super) fn new(plan: &Plan) -> Self {
         let alone = !plan.topology.is_shared(plan.host());
-        let private = alone && plan.movement() == MovementBy::Everyone;
+        let private = alone && plan.movement == MovementBy::Everyone;
         Buffers { next: 0, used: [0; BUFFERS as usize], private }
     }
 

@@ -7,11 +7,12 @@ use super::cut::Cut;
 use super::input::{Cells, FOREVER};
 use super::op::{Counted, Interest, Op};
 use super::outbox::Outbox;
-use super::plan::{AgreementBy, Plan, slot_of};
+use super::plan::{Plan, slot_of};
 use super::releases::Releases;
 use crate::fabric::Change;
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
+use crate::rule::AgreementBy;
 
 /// How far this rank is with its rounds, and which ranks take part in the next one.
 #[derive(Clone, Debug)]
@@ -319,7 +320,7 @@ impl Ledger {
 
     /// Says that no rank here reads outcomes up to `round` any more.
     pub(super) fn release(&mut self, round: u64, plan: &Plan, outbox: &mut Outbox) {
-        let agreement = plan.agreement();
+        let agreement = plan.agreement;
         // A synchronous arrival says by itself that everything before it was released.
         let by_arrival = agreement == AgreementBy::Tags && round != FOREVER;
         if by_arrival || plan.fault(Fault::SkipRelease) || round <= self.released {

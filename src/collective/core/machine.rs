@@ -17,7 +17,7 @@ use super::outbox::Outbox;
 use super::plan::Plan;
 use super::stats::Stats;
 use crate::rank_set::RankSet;
-use crate::rule::Path;
+use crate::rule::AgreementBy;
 use crate::trigger::{Start, Task};
 
 /// One rank's part of the protocol. See the module.
@@ -62,7 +62,7 @@ impl Machine {
     /// Whether it makes use of the time.
     pub(crate) fn needs_time(&self) -> bool {
         let plan = self.plan();
-        if plan.path == Path::Relayed {
+        if plan.agreement == AgreementBy::Relays {
             return !plan.fire.is_synchronous();
         }
         let waits = !self.cx.plan.by_tags() || self.cx.plan.elects_reducers();

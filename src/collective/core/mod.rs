@@ -27,7 +27,6 @@ mod tag;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub(crate) use crate::rule::Path;
 pub use cut::Cut;
 pub use entry::{Entry, Part};
 pub(crate) use input::{Cells, Effort, FOREVER, Time};

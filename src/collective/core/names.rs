@@ -2,9 +2,9 @@
 
 use super::cut::Cut;
 use super::op::Op;
-use super::plan::{BUFFERS, MovementBy, Plan, RELAYED_ROUNDS};
+use super::plan::{BUFFERS, Plan, RELAYED_ROUNDS};
 use crate::fabric::{Atomic, Change};
-use crate::rule::Path;
+use crate::rule::{AgreementBy, MovementBy};
 
 impl Plan {
     /// Every control cell that has a meaning, with its name.
@@ -13,7 +13,7 @@ impl Plan {
         for rank in 0..self.ranks {
             cells.extend((0..BUFFERS).map(|number| (format!("tag {number} of rank {rank}"), self.tag(rank, number))));
             cells.push((format!("released by rank {rank}"), self.released(rank)));
-            if self.movement() == MovementBy::Segments {
+            if self.movement == MovementBy::Segments {
                 cells.extend((0..BUFFERS).map(|it| (format!("unfilled {it} of rank {rank}"), self.unfilled(rank, it))));
             }
         }
@@ -30,7 +30,7 @@ impl Plan {
                 }
                 continue;
             }
-            if self.path == Path::Relayed {
+            if self.agreement == AgreementBy::Relays {
                 for index in 0..self.inputs().count() {
                     let cell = self.input_cell(slot, index);
                     // Those behind data take turns as the data does.

@@ -197,11 +197,11 @@ impl Outbox {
 mod tests {
     use super::*;
     use crate::collective::core::Terms;
-    use crate::rule::{Fire, Path};
+    use crate::rule::{Fire, MovementBy};
 
     #[test]
     fn what_is_in_flight_is_counted_by_host() {
-        let mut outbox = Outbox::new(&Plan::new(Terms::sample(0, vec![0, 1, 2], Fire::ALL, Path::Replicated)));
+        let mut outbox = Outbox::new(&Plan::new(Terms::sample(0, vec![0, 1, 2], Fire::ALL, MovementBy::Everyone)));
         let tag = Counted::Tag { buffer: 2 };
         for (what, host) in [(tag, 0), (tag, 2), (Counted::Push, 1), (Counted::Push, 1)] {
             outbox.count(what, host);

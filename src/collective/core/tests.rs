@@ -1,10 +1,10 @@
 //! Which ranks a machine names when it waits.
 
 use super::tag::Tag;
-use super::{Cells, Effort, Machine, Op, Path, Plan, Terms};
+use super::{Cells, Effort, Machine, Op, Plan, Terms};
 use crate::fabric::Atomic;
 use crate::rank_set::RankSet;
-use crate::rule::Fire;
+use crate::rule::{Fire, MovementBy};
 
 struct Memory(Vec<u64>);
 
@@ -71,8 +71,8 @@ impl Memory {
 }
 
 /// Each rank on a host of its own.
-fn plan(me: u32, ranks: u32, fire: Fire, path: Path) -> Plan {
-    Plan::new(Terms::sample(me, (0..ranks).collect(), fire, path))
+fn plan(me: u32, ranks: u32, fire: Fire, movement: MovementBy) -> Plan {
+    Plan::new(Terms::sample(me, (0..ranks).collect(), fire, movement))
 }
 
 fn missing(machine: &Machine, memory: &Memory) -> Vec<u32> {
@@ -82,7 +82,7 @@ fn missing(machine: &Machine, memory: &Memory) -> Vec<u32> {
 /// It has arrived, and the third rank has not: perhaps because it does not answer that one either.
 #[test]
 fn a_home_that_does_not_answer_is_missing() {
-    let of = |me| plan(me, 3, Fire::SOLO, Path::Eager);
+    let of = |me| plan(me, 3, Fire::SOLO, MovementBy::Initiator);
     let home = of(0).home(1, &RankSet::full(3), None);
     let mut machine = Machine::new(of((home + 1) % 3));
     let mut memory = Memory::of(machine.plan());
@@ -98,7 +98,7 @@ fn a_home_that_does_not_answer_is_missing() {
 #[test]
 fn a_rank_that_takes_nothing_is_missing() {
     for silent in [1, 2] {
-        let mut machine = Machine::new(plan(0, 3, Fire::ALL, Path::Replicated));
+        let mut machine = Machine::new(plan(0, 3, Fire::ALL, MovementBy::Everyone));
         let mut memory = Memory::of(machine.plan());
         for round in 1..=2 {
             machine.arrive(0, 1);
@@ -116,7 +116,7 @@ fn a_rank_that_takes_nothing_is_missing() {
 /// It fires rounds by itself; what it sent to one of the others has not landed there.
 #[test]
 fn a_rank_that_answers_nothing_holds_up_what_follows_and_the_end() {
-    let of = |me| plan(me, 3, Fire::SOLO, Path::Eager);
+    let of = |me| plan(me, 3, Fire::SOLO, MovementBy::Initiator);
     let (all, me) = (RankSet::full(3), 0);
     // The silent one has no word, of the first round or of those after `me` has closed one: nothing but what it is sent.
     let silent = (1..3).find(|&rank| of(me).home(1, &all, None) != rank);
@@ -147,7 +147,7 @@ fn a_rank_that_answers_nothing_holds_up_what_follows_and_the_end() {
 /// words of the next round lie on a host that does not clear them.
 #[test]
 fn a_rank_that_holds_up_an_initiator_is_missing() {
-    let of = |me| plan(me, 4, Fire::quorum(3), Path::Segmented);
+    let of = |me| plan(me, 4, Fire::quorum(3), MovementBy::Segments);
     let all = RankSet::full(4);
     let me = of(0).home(1, &all, None);
     for leaves in [false, true] {
@@ -179,8 +179,10 @@ fn a_rank_that_holds_up_an_initiator_is_missing() {
 #[test]
 fn a_rank_that_fires_rounds_alone_writes_once_to_each_host() {
     let depth = 3;
-    let mut machine =
-        Machine::new(Plan::new(Terms { depth, ..Terms::sample(0, (0..5).collect(), Fire::SOLO, Path::Eager) }));
+    let mut machine = Machine::new(Plan::new(Terms {
+        depth,
+        ..Terms::sample(0, (0..5).collect(), Fire::SOLO, MovementBy::Initiator)
+    }));
     let mut memory = Memory::of(machine.plan());
     for round in 1..=depth {
         machine.arrive(0, 1);
@@ -203,7 +205,7 @@ fn a_rank_that_fires_rounds_alone_writes_once_to_each_host() {
 /// The round has not fired. The words are here, and say which ranks have arrived.
 #[test]
 fn a_rank_whose_bit_is_there_is_not_missing() {
-    let of = |me| plan(me, 4, Fire::quorum(3), Path::Segmented);
+    let of = |me| plan(me, 4, Fire::quorum(3), MovementBy::Segments);
     let me = of(0).home(1, &RankSet::full(4), None);
     let mut machine = Machine::new(of(me));
     let mut memory = Memory::of(machine.plan());
@@ -216,7 +218,7 @@ fn a_rank_whose_bit_is_there_is_not_missing() {
 
 #[test]
 fn a_trace_names_operations_and_where_a_rank_stands() {
-    let mut machine = Machine::new(plan(0, 3, Fire::ALL, Path::Replicated));
+    let mut machine = Machine::new(plan(0, 3, Fire::ALL, MovementBy::Everyone));
     let memory = Memory::of(machine.plan());
     machine.arrive(0, 1);
     machine.poll(0, Effort::Work, &memory);

@@ -13,18 +13,18 @@ use loom::thread;
 use parking_lot::Mutex;
 
 use super::{Driver, Reduction, Regions};
-use crate::collective::core::{Cut, Effort, Entry, Part, Path, Plan, Terms, program};
+use crate::collective::core::{Cut, Effort, Entry, Part, Plan, Terms, program};
 use crate::fabric::Lender;
 use crate::fabric::modelled::Host;
 use crate::reduce::{Dtype, Reduce};
-use crate::rule::{Absent, Fire, Grace, Scale, Schedule};
+use crate::rule::{Absent, AgreementBy, Fire, Grace, MovementBy, Scale, Schedule};
 use crate::sync::modelled::{Operation, check, find, narrow};
 
 /// What all ranks of a test agree on. An element has 64 bits; a segment is one element.
 #[derive(Clone, Copy)]
 struct World {
     ranks: u32,
-    path: Path,
+    movement: MovementBy,
     fire: Fire,
     depth: u64,
     elements: usize,
@@ -34,12 +34,19 @@ struct World {
     given: bool,
 }
 
-const REPLICATED: World =
-    World { ranks: 2, path: Path::Replicated, fire: Fire::ALL, depth: 1, elements: 1, sleeps: false, given: false };
-const EAGER: World = World { path: Path::Eager, fire: Fire::SOLO, ..REPLICATED };
-const SEGMENTED: World = World { path: Path::Segmented, elements: 2, ..REPLICATED };
+const REPLICATED: World = World {
+    ranks: 2,
+    movement: MovementBy::Everyone,
+    fire: Fire::ALL,
+    depth: 1,
+    elements: 1,
+    sleeps: false,
+    given: false,
+};
+const EAGER: World = World { movement: MovementBy::Initiator, fire: Fire::SOLO, ..REPLICATED };
+const SEGMENTED: World = World { movement: MovementBy::Segments, elements: 2, ..REPLICATED };
 const GIVEN: World = World { fire: Fire::SOLO, elements: 1, given: true, ..SEGMENTED };
-const PROGRAM: World = World { path: Path::Program, depth: 2, ..REPLICATED };
+const PROGRAM: World = World { movement: MovementBy::Program, depth: 2, ..REPLICATED };
 
 /// The contribution of a rank to a round: a bit of its own, so a sum names its parts.
 fn value(rank: u32, round: u64) -> u64 {
@@ -50,13 +57,14 @@ impl World {
     fn plan(self, me: u32) -> Plan {
         let (bytes, grace) = (self.elements * size_of::<u64>(), Grace::NONE);
         let program = || program(self.ranks, (self.fire, grace), Schedule::Doubling, (bytes, 0), self.depth);
+        let sample = Terms::sample(me, vec![0; self.ranks as usize], self.fire, self.movement);
         Plan::new(Terms {
+            agreement: if self.given { AgreementBy::Given } else { sample.agreement },
             depth: self.depth,
-            given: self.given,
             bytes,
             wide_bytes: bytes,
-            program: (self.path == Path::Program).then(program),
-            ..Terms::sample(me, vec![0; self.ranks as usize], self.fire, self.path)
+            program: (self.movement == MovementBy::Program).then(program),
+            ..sample
         })
     }
 

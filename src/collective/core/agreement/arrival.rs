@@ -10,10 +10,10 @@ use super::super::movement::Movement;
 use super::super::op::Op;
 use super::super::outbox::Outbox;
 use super::super::pace::Pace;
-use super::super::plan::{BUFFERS, MovementBy, Plan};
+use super::super::plan::{BUFFERS, Plan};
 use super::super::tag::Tag;
 use crate::fault::Fault;
-use crate::rule::{Absent, When};
+use crate::rule::{Absent, MovementBy, When};
 use crate::trigger::Deposit;
 
 /// The outstanding arrival, and what earlier ones left behind. `S` is how far it is, once it has entered a form of agreement.
@@ -348,7 +348,7 @@ impl<S: Copy + Debug> Arrival<S> {
     /// Where nothing but a tag was, the data is free without that: a host that does not answer holds this rank up only
     /// when the same buffer is to get another tag.
     pub(super) fn writes_soon(&self, buffer: u32, plan: &Plan) -> bool {
-        let sends_tags_alone = plan.movement() == MovementBy::Segments && !plan.by_tags();
+        let sends_tags_alone = plan.movement == MovementBy::Segments && !plan.by_tags();
         buffer != self.buffer && !sends_tags_alone
     }
 

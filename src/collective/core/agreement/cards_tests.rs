@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use crate::collective::core::{Cut, Effort, FOREVER, Machine, Op, Part, Path, Plan, Terms};
-use crate::rule::{Fire, Grace};
+use crate::collective::core::{Cut, Effort, FOREVER, Machine, Op, Part, Plan, Terms};
+use crate::rule::{AgreementBy, Fire, Grace, MovementBy};
 use crate::trigger::{Cards, Gate, Profile, Request, Role, Schedule, Signal, Start, compile};
 
 struct Rank {
@@ -36,8 +36,8 @@ struct World {
 
 impl World {
     fn new(ranks: u32, fire: Fire, depth: u64, (seed, hasty): (u64, bool), rng: &mut Xoshiro256PlusPlus) -> Self {
-        let sample = |me| Terms::sample(me, (0..ranks).collect(), fire, Path::Offloaded);
-        let plan = |me| Plan::new(Terms { depth, ..sample(me) });
+        let sample = |me| Terms::sample(me, (0..ranks).collect(), fire, MovementBy::Program);
+        let plan = |me| Plan::new(Terms { depth, agreement: AgreementBy::Cards, ..sample(me) });
         let slots = plan(0).slots();
         let start = Start::of(fire, Grace::NONE, ranks);
         let request = Request { ranks, start, schedule: Schedule::Gather, bytes: 8, chunk: 0, slots };

@@ -24,12 +24,12 @@ use super::entry::Part;
 use super::input::{Cells, Effort, Time};
 use super::movement::Movement;
 use super::op::{Counted, Token};
-use super::plan::{AgreementBy, BUFFERS, Plan};
+use super::plan::{BUFFERS, Plan};
 use super::stats::Stats;
 use super::tag::Tag;
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
-use crate::rule::{Condition, When};
+use crate::rule::{AgreementBy, Condition, When};
 use crate::trigger::Start;
 use arrival::{Arrival, Phase};
 use cards::Slots;
@@ -289,7 +289,7 @@ pub(super) use of_any_form;
 
 impl Agreement {
     pub(super) fn new(plan: &Plan) -> Self {
-        match plan.agreement() {
+        match plan.agreement {
             AgreementBy::Tags => Agreement::Tags(Participant::new(plan, Tags::default())),
             AgreementBy::Words => Agreement::Words(Participant::new(plan, Words::new(plan))),
             AgreementBy::Given => Agreement::Given(Participant::new(plan, Given::default())),

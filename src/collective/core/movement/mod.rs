@@ -11,8 +11,9 @@ use super::cut::Cut;
 use super::entry::Entry;
 use super::input::{Cells, Effort};
 use super::op::{Counted, Op, Token};
-use super::plan::{MovementBy, Plan};
+use super::plan::Plan;
 use crate::fabric::Change;
+use crate::rule::MovementBy;
 pub(super) use reducers::Reducers;
 pub(crate) use registers::Registers;
 pub(super) use segments::{Segments, fill, lack};
@@ -60,10 +61,10 @@ impl Inputs<'_> {
 
 impl Movement {
     pub(super) fn new(plan: &Plan) -> Self {
-        match plan.movement() {
+        match plan.movement {
             MovementBy::Everyone => Movement::Everyone,
             MovementBy::Initiator => Movement::Initiator,
-            MovementBy::Lowest(share) => Movement::Reducers(Reducers::new(plan, share)),
+            MovementBy::Reducer | MovementBy::Reducers => Movement::Reducers(Reducers::new(plan)),
             MovementBy::Segments => Movement::Segments(Segments::new(plan)),
             MovementBy::Program => Movement::Program,
         }

@@ -10,17 +10,19 @@ use super::super::cut::Cut;
 use super::super::entry::{Entry, Part};
 use super::super::input::{Cells, Effort, Time};
 use super::super::op::{Counted, Interest, Op};
-use super::super::plan::{Plan, RECEIVING_ROWS, Share};
+use super::super::plan::{Plan, RECEIVING_ROWS};
 use super::super::tag::Tag;
 use super::fallback::Fallback;
 use crate::fabric::Change;
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
+use crate::rule::MovementBy;
 
 /// The ranks that reduce the round that this rank arrived for last.
 #[derive(Clone, Debug)]
 pub(crate) struct Reducers {
-    share: Share,
+    /// Each host has a reducer, for its share of the data; if not, one reduces all.
+    has_shares: bool,
     /// The lowest active rank of each host that has one, by host.
     leads: Vec<u32>,
     /// The index of this rank's host among them.
@@ -52,9 +54,9 @@ fn told(round: u64, plain: bool) -> u64 {
 }
 
 impl Reducers {
-    pub(super) fn new(plan: &Plan, share: Share) -> Self {
+    pub(super) fn new(plan: &Plan) -> Self {
         Reducers {
-            share,
+            has_shares: plan.movement == MovementBy::Reducers,
             leads: Vec::with_capacity(plan.topology.hosts() as usize),
             own: 0,
             only: None,
@@ -66,13 +68,9 @@ impl Reducers {
         }
     }
 
-    fn has_shares(&self) -> bool {
-        self.share == Share::ByHost
-    }
-
     /// Whether only the reducer sees which ranks have arrived, and tells the others of the cut.
     pub(crate) fn tells_cuts(&self) -> bool {
-        !self.has_shares()
+        !self.has_shares
     }
 
     /// Finds out which ranks reduce the round that is being entered: all find the same, since all know which
@@ -81,7 +79,7 @@ impl Reducers {
         if self.leads.is_empty() || !cx.ledger.leavers().is_empty() {
             let before = self.since;
             self.elect(&cx.plan, cx.ledger.active(), round);
-            let moved = self.has_shares() && self.since > before;
+            let moved = self.has_shares && self.since > before;
             cx.stats.moved_shares += u64::from(moved && cx.outbox.has_tags());
         }
         if !cx.plan.fault(Fault::ReceiveAmongOldShares) {
@@ -101,7 +99,7 @@ impl Reducers {
         }
         self.own = self.index_of(plan, plan.host()).unwrap_or(0);
         let lowest = || self.leads.iter().enumerate().min_by_key(|&(_, &lead)| lead).map(|(index, _)| index);
-        self.only = if self.has_shares() { None } else { lowest() };
+        self.only = if self.has_shares { None } else { lowest() };
         if self.leads.len() != before {
             self.since = round;
         }
@@ -143,7 +141,7 @@ impl Reducers {
 
     /// Bytes of a round that the reducer at an index reduces: offset and length.
     fn span(&self, plan: &Plan, index: usize) -> (usize, usize) {
-        if self.has_shares() { plan.share_span(index, self.leads.len()) } else { (0, plan.bytes) }
+        if self.has_shares { plan.share_span(index, self.leads.len()) } else { (0, plan.bytes) }
     }
 
     /// Whether this rank may arrive for `round`: nothing that it handed out may still be written where another
@@ -162,7 +160,7 @@ impl Reducers {
     /// Where on this rank's host the part of a contribution from another host lies that begins at byte `from`. With
     /// shares, the round is the one that this rank entered last.
     pub(super) fn pushed(&self, plan: &Plan, entry: Entry, round: u64, from: usize) -> usize {
-        if !self.has_shares() {
+        if !self.has_shares {
             return plan.pushed(entry.rank, entry.buffer, round) + from;
         }
         let (Ok(index) | Err(index)) = self.index_of(plan, plan.host_of(entry.rank));
@@ -182,9 +180,9 @@ impl Reducers {
         for (index, reducer) in self.iter().filter(|&(index, _)| index != self.own) {
             let (from, len) = self.span(plan, index);
             let at = plan.contribution(me, buffer) + from;
-            let to = match self.share {
-                Share::ByHost => plan.received(me, self.rows[0], (self.own, self.leads.len())),
-                Share::Whole => plan.pushed(me, buffer, round) + from,
+            let to = match self.has_shares {
+                true => plan.received(me, self.rows[0], (self.own, self.leads.len())),
+                false => plan.pushed(me, buffer, round) + from,
             };
             let data = (has_data && len > 0).then_some((at, to, len));
             cx.outbox.signal(Counted::Tag { buffer }, plan.host_of(reducer), data, (cell, Change::Set(value)));
@@ -206,7 +204,7 @@ impl Reducers {
 
     /// Whether a round that fired is complete here, all operations having been carried out.
     pub(super) fn has_landed(&self, round: u64, plan: &Plan, cells: &impl Cells) -> bool {
-        !self.has_shares() || self.has_read(round) || self.has_every_share(round, plan, cells)
+        !self.has_shares || self.has_read(round) || self.has_every_share(round, plan, cells)
     }
 
     /// Reducers whose share of a round that has fired is not here.
@@ -230,7 +228,7 @@ impl Reducers {
     pub(super) fn step(&mut self, effort: Effort, cx: &mut Context) {
         // Also of a round that this rank has read meanwhile: others may not have.
         let fired = cx.ledger.fired();
-        let is_due = self.has_shares() && cx.ledger.taken() < fired && self.handed < fired;
+        let is_due = self.has_shares && cx.ledger.taken() < fired && self.handed < fired;
         if is_due && self.reduces(cx.plan.me) && self.may_hand_out(cx) {
             self.hand_out(fired, cx);
         }
@@ -244,12 +242,12 @@ impl Reducers {
         self.handed = round;
         let (plan, host) = (&cx.plan, cx.plan.host());
         let (from, len) = self.span(plan, self.own);
-        if len == 0 && self.has_shares() {
+        if len == 0 && self.has_shares {
             return;
         }
         let plain = |entry: Entry| entry.part == Part::Fresh && entry.weight == 1;
         // With shares, every rank has all tags.
-        let plain = self.has_shares() || cx.ledger.cut(round).entries.iter().all(plain);
+        let plain = self.has_shares || cx.ledger.cut(round).entries.iter().all(plain);
         let (at, cell, value) = (plan.outcome(round) + from, plan.told(plan.me, round), told(round, plain));
         let data = (len > 0).then_some((at, at, len));
         cx.outbox.push(Op::Combine { round, from, len });
@@ -272,7 +270,7 @@ impl Reducers {
     /// The round for which this rank depends on reducers that were elected.
     fn needed(&self, cx: &Context) -> Option<u64> {
         let fired = cx.ledger.fired();
-        if self.has_shares() {
+        if self.has_shares {
             return (cx.ledger.landed() < fired && !self.has_read(fired)).then_some(fired);
         }
         (self.own_entry(cx).is_some() && !self.reduces(cx.plan.me)).then_some(cx.ledger.open())
@@ -322,7 +320,7 @@ impl Reducers {
     /// The reducers without whose shares the newest round has not landed.
     pub(crate) fn missing(&self, Context { plan, ledger, .. }: &Context, cells: &impl Cells, missing: &mut RankSet) {
         let fired = ledger.fired();
-        if self.has_shares() && fired > ledger.landed() {
+        if self.has_shares && fired > ledger.landed() {
             let silent = self.silent(fired, plan, cells);
             silent.filter(|&reducer| reducer != plan.me).for_each(|rank| missing.insert(rank));
         }

@@ -13,11 +13,12 @@ use super::super::context::Context;
 use super::super::input::Cells;
 use super::super::op::{Counted, Interest, Op, Token};
 use super::super::outbox::Outbox;
-use super::super::plan::{AgreementBy, Plan};
+use super::super::plan::Plan;
 use super::registers::Registers;
 use crate::fabric::{Atomic, Change};
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
+use crate::rule::AgreementBy;
 
 /// This rank's part in moving segments.
 #[derive(Clone, Debug, Hash)]
@@ -79,7 +80,7 @@ const TICKETS: u64 = u32::MAX as u64;
 /// Where cuts are given, each rank sees by itself that a round fires, so no rank can clear the claims before. They are marked
 /// with the use of their slot, and claims of an older one count as none.
 fn mark_of(round: u64, plan: &Plan) -> u64 {
-    match plan.agreement() {
+    match plan.agreement {
         AgreementBy::Given => (plan.uses(round) % TICKETS + 1) << u32::BITS,
         _ => 0,
     }

@@ -9,7 +9,7 @@ use super::layout::lines;
 use super::{Plan, RELAYED_ROUNDS};
 use crate::collective::core::label::{Form, most_cells};
 use crate::fabric::CACHE_LINE;
-use crate::rule::{Path, Schedule};
+use crate::rule::{AgreementBy, Schedule};
 use crate::trigger::{Buffer, Chunk};
 
 /// Rows of relayed data begin at multiples of this number of bytes, which cells have.
@@ -41,7 +41,7 @@ pub(super) struct Areas {
 impl Areas {
     /// Nothing if ranks do not relay, or if what they relay cannot be addressed.
     pub(super) fn of(plan: &Plan) -> Option<Self> {
-        if plan.path != Path::Relayed {
+        if plan.agreement != AgreementBy::Relays {
             return None;
         }
         let first = plan.checked_contributions_end()?;

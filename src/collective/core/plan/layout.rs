@@ -5,12 +5,10 @@
 //! address is a host and an offset, and nothing has to be exchanged but the regions themselves.
 
 use super::super::cut::Cut;
-use super::{
-    BUFFERS, FIRST_HELD, MovementBy, Path, Plan, RANKS_PER_WORD, RECEIVING_ROWS, RELAYED_ROUNDS, Share, TOLD_ROUNDS,
-};
+use super::{BUFFERS, FIRST_HELD, Plan, RANKS_PER_WORD, RECEIVING_ROWS, RELAYED_ROUNDS, TOLD_ROUNDS};
 use crate::fabric::CACHE_LINE;
 use crate::fault::Fault;
-use crate::rule::Absent;
+use crate::rule::{Absent, AgreementBy, MovementBy};
 use crate::trigger::{Buffer, InputCells};
 
 /// Rows for the pushed data of a synchronous rank: of the round that is reduced, and of the next one, for
@@ -51,13 +49,13 @@ impl Extents {
         let shares = Plan::count_shares(segments.saturating_mul(plan.most_groups()), plan.ranks);
         let word_cells = (plan.words() as usize).next_multiple_of(LINE);
         let home_cells = word_cells + LINE + shares as usize * LINE;
-        let slot_cells = match (&plan.program, plan.path) {
+        let slot_cells = match (&plan.program, plan.agreement) {
             (Some(program), _) => program.cells(),
-            (None, Path::Relayed) => (plan.inputs().count() + plan.ranks as usize).next_multiple_of(LINE),
+            (None, AgreementBy::Relays) => (plan.inputs().count() + plan.ranks as usize).next_multiple_of(LINE),
             _ => home_cells + LINE + plan.record_cells(),
         };
         // Activations go out before the gate closes, which shows that what lies in areas may be written.
-        let least = if plan.path == Path::Relayed { RELAYED_ROUNDS + 1 } else { 1 };
+        let least = if plan.agreement == AgreementBy::Relays { RELAYED_ROUNDS + 1 } else { 1 };
         Extents { slots: least.max(plan.depth + 1), segments, shares, word_cells, home_cells, slot_cells }
     }
 }
@@ -126,7 +124,7 @@ pub(super) struct Announced {
 impl Announced {
     /// Nothing where they lie apart, or cannot be addressed, which is refused later.
     pub(super) fn of(plan: &Plan) -> Option<Self> {
-        if plan.topology.is_one_host() || plan.movement() != MovementBy::Initiator {
+        if plan.topology.is_one_host() || plan.movement != MovementBy::Initiator {
             return None;
         }
         const CELL: usize = size_of::<u64>();
@@ -154,7 +152,7 @@ impl Plan {
     /// Control cells, and those of the data region that are used as cells.
     #[cfg(test)]
     pub(crate) fn cells(&self) -> usize {
-        let has_cells = self.packs_tags() || self.path == Path::Relayed || self.announced.is_some();
+        let has_cells = self.packs_tags() || self.agreement == AgreementBy::Relays || self.announced.is_some();
         self.control_cells() + if has_cells { self.data_bytes() / size_of::<u64>() } else { 0 }
     }
 
@@ -317,10 +315,10 @@ impl Plan {
         if self.has_memory() {
             return u64::from(self.register_rows()) * self.register_slots();
         }
-        match self.movement() {
+        match self.movement {
             MovementBy::Everyone => u64::from(self.topology.widest()),
             // The reducers', and one for each rank's fallback reads.
-            MovementBy::Lowest(_) => 1 + u64::from(self.topology.widest()),
+            MovementBy::Reducer | MovementBy::Reducers => 1 + u64::from(self.topology.widest()),
             _ => self.depth,
         }
     }
@@ -340,11 +338,11 @@ impl Plan {
     /// Where the outcome of a round lies in the data region of this rank's host.
     #[inline]
     pub(crate) fn outcome(&self, round: u64) -> usize {
-        let slot = match self.movement() {
+        let slot = match self.movement {
             MovementBy::Everyone => u64::from(self.topology.index_on_host(self.me)),
             // A rank that has arrived for a round reads no earlier one, and reducers wait for the last writes of it.
-            MovementBy::Lowest(_) => 0,
-            MovementBy::Program if self.path == Path::Relayed => return self.area(Buffer::Outcome, round),
+            MovementBy::Reducer | MovementBy::Reducers => 0,
+            MovementBy::Program if self.agreement == AgreementBy::Relays => return self.area(Buffer::Outcome, round),
             _ => {
                 if let Some(announced) = self.announced {
                     return self.announced_row(round) + announced.outcome;
@@ -414,7 +412,7 @@ impl Plan {
     /// Bytes for the shares of a round that a reducer receives, however many reducers there are; nothing if they
     /// cannot be addressed.
     fn receiving(&self) -> Option<usize> {
-        if self.movement() != MovementBy::Lowest(Share::ByHost) {
+        if self.movement != MovementBy::Reducers {
             return Some(0);
         }
         let rounding = self.topology.hosts() as usize * LINE * size_of::<u64>();
@@ -439,11 +437,11 @@ impl Plan {
     pub(crate) fn checked_data_bytes(&self) -> Option<usize> {
         let sized = |bytes: usize, rows: u64| lines(bytes)?.checked_mul(usize::try_from(rows).ok()?);
         let contributions = u64::from(self.contribution_rows() * BUFFERS);
-        if self.path == Path::Relayed {
+        if self.agreement == AgreementBy::Relays {
             let total = self.checked_contributions_end()?.checked_add(self.relayed_bytes()?)?;
             return Some(total).filter(|&total| total <= isize::MAX as usize);
         }
-        if self.movement() == MovementBy::Initiator && self.topology.has_elsewhere() {
+        if self.movement == MovementBy::Initiator && self.topology.has_elsewhere() {
             let rows = self.announced?.row.checked_mul(usize::try_from(self.depth).ok()?)?;
             let total = self.checked_contributions_end()?.checked_add(rows)?;
             return Some(total).filter(|&total| total <= isize::MAX as usize);

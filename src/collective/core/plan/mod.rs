@@ -15,7 +15,7 @@ use crate::fabric::cell_behind;
 use crate::fault::Fault;
 use crate::group::{Butterfly, Group, Partition};
 use crate::rank_set::RankSet;
-use crate::rule::{Absent, Condition, Fire, Grace, Path, Schedule, drawn};
+use crate::rule::{Absent, AgreementBy, Condition, Fire, Grace, MovementBy, Schedule, drawn};
 use crate::topology::Topology;
 use crate::trigger::{Layout, Request, Start};
 use areas::Areas;
@@ -46,47 +46,6 @@ pub(crate) const TOLD_ROUNDS: u64 = 8;
 /// Ranks in one word of a cut: two bits each, and one closed bit.
 pub(crate) const RANKS_PER_WORD: u32 = 31;
 
-/// How ranks agree on the parts of a round, and on when it closes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AgreementBy {
-    /// All take part: the round closes when the tag of every active rank is there.
-    Tags,
-    /// Atomics on one word, or on several.
-    Words,
-    /// They do not: cuts are given to them.
-    Given,
-    /// Gates that a program closes.
-    Gates,
-    /// The same, by messages from rank to rank.
-    Relays,
-    /// The same where a provider runs the program.
-    Cards,
-}
-
-/// How contributions become an outcome where it is wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MovementBy {
-    /// Every rank reduces for itself.
-    Everyone,
-    /// The rank that closed the round reduces, and hands the outcome to all hosts on which a rank wants it.
-    Initiator,
-    /// The lowest active rank does so: of all, or of each host that has a share.
-    Lowest(Share),
-    /// Waiting ranks claim segments.
-    Segments,
-    /// The program that agrees also moves.
-    Program,
-}
-
-/// What a reducer reduces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Share {
-    /// All of the data.
-    Whole,
-    /// The share of its host.
-    ByHost,
-}
-
 /// What all ranks of a collective agreed on, and which of them this is.
 #[derive(Clone, Debug)]
 pub(crate) struct Terms {
@@ -100,9 +59,8 @@ pub(crate) struct Terms {
     pub(crate) weighted: bool,
     /// Rounds that may be unreleased anywhere.
     pub(crate) depth: u64,
-    pub(crate) path: Path,
-    /// Whether cuts are given, and not decided here.
-    pub(crate) given: bool,
+    pub(crate) agreement: AgreementBy,
+    pub(crate) movement: MovementBy,
     /// The round from whose checkpoint this collective goes on, 0 if it goes on from none: the machine counts rounds from 1,
     /// and callers count these before.
     pub(crate) base: u64,
@@ -162,19 +120,19 @@ pub(crate) fn program(
 #[cfg(test)]
 impl Terms {
     /// A small world of ranks on these hosts, with nothing but the ordinary; tests change what they are about.
-    pub(crate) fn sample(me: u32, hosts: Vec<u32>, fire: Fire, path: Path) -> Self {
-        let word = size_of::<u64>();
+    pub(crate) fn sample(me: u32, hosts: Vec<u32>, fire: Fire, movement: MovementBy) -> Self {
+        let (word, ranks, topology) = (size_of::<u64>(), hosts.len() as u32, Topology::new(hosts));
         Terms {
-            ranks: hosts.len() as u32,
+            ranks,
             me,
-            topology: Topology::new(hosts),
+            agreement: AgreementBy::usual(fire, movement, &topology),
+            movement,
+            topology,
             fire,
             grace: Grace::NONE,
             absent: Absent::Carry,
             weighted: false,
             depth: 1,
-            path,
-            given: false,
             base: 0,
             memory: None,
             bytes: word,
@@ -206,40 +164,30 @@ impl Plan {
         Plan { terms: Terms { me, ..self.terms.clone() }, areas: self.areas.clone(), ..*self }
     }
 
-    #[inline]
-    pub(crate) fn agreement(&self) -> AgreementBy {
-        match self.path {
-            Path::Program => AgreementBy::Gates,
-            Path::Relayed => AgreementBy::Relays,
-            Path::Offloaded => AgreementBy::Cards,
-            _ if self.given => AgreementBy::Given,
-            _ if self.fire.is_synchronous() => AgreementBy::Tags,
-            _ => AgreementBy::Words,
-        }
-    }
-
-    #[inline]
-    pub(crate) fn movement(&self) -> MovementBy {
-        match self.path {
-            Path::Replicated => MovementBy::Everyone,
-            Path::Eager => MovementBy::Initiator,
-            Path::Gathered => MovementBy::Lowest(Share::Whole),
-            Path::Scattered => MovementBy::Lowest(Share::ByHost),
-            Path::Segmented => MovementBy::Segments,
-            Path::Program | Path::Relayed | Path::Offloaded => MovementBy::Program,
+    /// What people call its agreement and its movement.
+    pub(crate) fn path_name(&self) -> &'static str {
+        match (self.agreement, self.movement) {
+            (AgreementBy::Relays, _) => "relayed",
+            (AgreementBy::Cards, _) => "offloaded",
+            (_, MovementBy::Everyone) => "replicated",
+            (_, MovementBy::Initiator) => "eager",
+            (_, MovementBy::Reducer) => "gathered",
+            (_, MovementBy::Reducers) => "scattered",
+            (_, MovementBy::Segments) => "segmented",
+            (_, MovementBy::Program) => "tree",
         }
     }
 
     /// Whether rounds are closed by tags.
     #[inline]
     pub(crate) fn by_tags(&self) -> bool {
-        self.agreement() == AgreementBy::Tags
+        self.agreement == AgreementBy::Tags
     }
 
     /// Whether arrivals push all of their data into slot tables.
     #[inline]
     pub(super) fn pushes(&self) -> bool {
-        matches!(self.movement(), MovementBy::Everyone | MovementBy::Initiator | MovementBy::Lowest(Share::Whole))
+        matches!(self.movement, MovementBy::Everyone | MovementBy::Initiator | MovementBy::Reducer)
     }
 
     /// Bytes from a contribution to its tag, where that lies right behind the data, both in one cache line: a network
@@ -303,12 +251,12 @@ impl Plan {
     /// Whether all know which ranks reduce before a round begins.
     #[inline]
     pub(super) fn elects_reducers(&self) -> bool {
-        matches!(self.movement(), MovementBy::Lowest(_))
+        self.movement.has_reducers()
     }
 
     /// Whether contributions are read into memory of the reader.
     pub(crate) fn reads_from_elsewhere(&self) -> bool {
-        self.topology.has_elsewhere() && (self.movement() == MovementBy::Segments || self.elects_reducers())
+        self.topology.has_elsewhere() && (self.movement == MovementBy::Segments || self.elects_reducers())
     }
 
     #[inline]
@@ -347,12 +295,12 @@ impl Plan {
     /// Ranks worth waking when a round has fired.
     #[inline]
     pub(super) fn callees(&self) -> u32 {
-        if self.movement() == MovementBy::Segments { self.helpers } else { u32::MAX }
+        if self.movement == MovementBy::Segments { self.helpers } else { u32::MAX }
     }
 
     /// Whether all segments of a round have landed on this host, or its record where that is written behind the outcome.
     pub(super) fn is_done(&self, round: u64, cells: &impl Cells) -> bool {
-        match self.movement() {
+        match self.movement {
             MovementBy::Initiator => cells.load(self.record(round)) == round,
             _ => cells.load(self.done(round)) >= self.segments_up_to(round),
         }
@@ -371,10 +319,10 @@ impl Plan {
     /// Operations that a rank has to do at once in an ordinary round. For more the queue grows, once.
     pub(super) fn usual_ops(&self) -> usize {
         let (hosts, ranks) = (self.topology.hosts() as usize, self.ranks as usize);
-        20 + match self.movement() {
+        20 + match self.movement {
             MovementBy::Everyone | MovementBy::Initiator => hosts,
             // A reducer tells every other host the cut and the outcome, and another rank may read all contributions.
-            MovementBy::Lowest(_) => 2 * hosts + ranks,
+            MovementBy::Reducer | MovementBy::Reducers => 2 * hosts + ranks,
             MovementBy::Segments if hosts > 1 => 2 * hosts + 2 * ranks,
             MovementBy::Segments => 0,
             // What a worker does at once may go over all ranks, and a rank tells all others that it has room again.

@@ -1,7 +1,8 @@
 //! Which bytes of a contribution segments, pieces, shares and chunks cover.
 
+use super::Plan;
 use super::layout::LINE;
-use super::{MovementBy, Plan};
+use crate::rule::MovementBy;
 use crate::trigger::Chunk;
 
 /// Most work-stealing shares of a round. More would only cost memory: a share is a claim counter.
@@ -9,7 +10,7 @@ const MAX_SHARES: u64 = 32;
 
 impl Plan {
     pub(super) fn count_segments(&self) -> u64 {
-        match self.movement() {
+        match self.movement {
             MovementBy::Segments => self.parts().max(1) as u64,
             _ => 1,
         }
@@ -17,7 +18,7 @@ impl Plan {
 
     /// Bytes of a contribution that segment `index` covers: offset and length.
     pub(crate) fn segment_span(&self, index: u64) -> (usize, usize) {
-        match self.movement() {
+        match self.movement {
             MovementBy::Segments => self.part_span(index as usize),
             _ => (0, self.bytes),
         }
@@ -64,7 +65,7 @@ impl Plan {
     /// In how many pieces a contribution may be filled after its arrival; 1 if it has to be filled
     /// before. They take turns between the shares, as the ranks that move them do.
     pub(crate) fn pieces(&self) -> u64 {
-        let fills = self.movement() == MovementBy::Segments && self.topology.is_one_host() && !self.has_memory();
+        let fills = self.movement == MovementBy::Segments && self.topology.is_one_host() && !self.has_memory();
         if fills { self.segments().div_ceil(self.shares()).div_ceil(self.run) * self.shares() } else { 1 }
     }
 

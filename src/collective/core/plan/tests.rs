@@ -6,12 +6,12 @@ use std::ops::Range;
 use proptest::prelude::*;
 
 use super::{ANY_HOME, BUFFERS, Plan, RECEIVING_ROWS, RELAYED_ROUNDS, Terms, program};
+use crate::collective::core::Cut;
 use crate::collective::core::label::Form;
-use crate::collective::core::{Cut, Path};
 use crate::fabric::CACHE_LINE;
 use crate::group::Group;
 use crate::rank_set::RankSet;
-use crate::rule::{Fire, Grace, Schedule};
+use crate::rule::{AgreementBy, Fire, Grace, MovementBy, Schedule};
 use crate::trigger::{Action, Buffer, Chunk, Request, Start, Table};
 
 /// Numbers hosts from 0 without a gap.
@@ -27,15 +27,16 @@ fn dense(hosts: Vec<u32>) -> Vec<u32> {
 }
 
 fn any_plan() -> impl Strategy<Value = Plan> {
+    let by = |agreement| Just((MovementBy::Program, Some(agreement)));
     let paths = prop_oneof![
-        Just(Path::Replicated),
-        Just(Path::Gathered),
-        Just(Path::Scattered),
-        Just(Path::Eager),
-        Just(Path::Segmented),
-        Just(Path::Program),
-        Just(Path::Relayed),
-        Just(Path::Offloaded),
+        Just((MovementBy::Everyone, None)),
+        Just((MovementBy::Reducer, None)),
+        Just((MovementBy::Reducers, None)),
+        Just((MovementBy::Initiator, None)),
+        Just((MovementBy::Segments, None)),
+        by(AgreementBy::Gates),
+        by(AgreementBy::Relays),
+        by(AgreementBy::Cards),
     ];
     // Elements, bytes of one and of one in a partial sum, elements of a segment.
     let sizes = (prop_oneof![0..2_000usize, 0..40_000usize], prop_oneof![Just((2, 4)), Just((4, 4)), Just((8, 8))]);
@@ -46,38 +47,39 @@ fn any_plan() -> impl Strategy<Value = Plan> {
     let world = prop_oneof![9 => few, 1 => many].prop_map(dense);
     let rules = (0..4u32, any::<bool>(), 1..6u64);
     (world, paths, rules, sizes, any::<bool>()).prop_map(
-        |(mut hosts, path, (rule, timed, depth), ((elements, (size, wide)), segment), scatter)| {
+        |(mut hosts, (movement, chosen), (rule, timed, depth), ((elements, (size, wide)), segment), scatter)| {
             let ranks = hosts.len() as u32;
-            match path {
-                Path::Program => hosts.fill(0),
-                Path::Relayed | Path::Offloaded => hosts = (0..ranks).collect(),
-                _ => {}
+            match chosen {
+                Some(AgreementBy::Gates) => hosts.fill(0),
+                Some(_) => hosts = (0..ranks).collect(),
+                None => {}
             }
             let rules = [Fire::ALL, Fire::SOLO, Fire::quorum(ranks.div_ceil(2)), Fire::majority(7)];
-            let fire = match path {
-                Path::Replicated | Path::Gathered | Path::Scattered => Fire::ALL,
-                Path::Eager if rule == 0 => Fire::SOLO,
+            let fire = match movement {
+                MovementBy::Everyone | MovementBy::Reducer | MovementBy::Reducers => Fire::ALL,
+                MovementBy::Initiator if rule == 0 => Fire::SOLO,
                 _ => rules[rule as usize],
             };
             let grace = if timed { Grace::Auto } else { Grace::NONE };
-            let depth = match path {
-                Path::Program | Path::Relayed | Path::Offloaded if fire.is_synchronous() => 2,
+            let depth = match movement {
+                MovementBy::Program if fire.is_synchronous() => 2,
                 _ if fire.is_synchronous() => 1,
                 _ => depth,
             };
             let (bytes, segment) = (elements * size, segment * 8);
             let groups = [None, Some(Group::World), Some(Group::Butterfly(2)), Some(Group::Butterfly(3 + rule))];
-            let memory = if path == Path::Segmented { groups[elements % 4] } else { None };
+            let memory = if movement == MovementBy::Segments { groups[elements % 4] } else { None };
             let schedule = match scatter {
-                true if path == Path::Relayed => Schedule::Halving,
+                true if chosen == Some(AgreementBy::Relays) => Schedule::Halving,
                 true => Schedule::Scatter,
                 false => Schedule::Doubling,
             };
-            let program =
-                (path == Path::Program).then(|| program(ranks, (fire, grace), schedule, (bytes, segment), depth));
-            let sample = Terms::sample(0, hosts, fire, path);
-            let wide_bytes = elements * wide;
-            Plan::new(Terms { grace, depth, memory, bytes, wide_bytes, segment, schedule, program, ..sample })
+            let program = (chosen == Some(AgreementBy::Gates))
+                .then(|| program(ranks, (fire, grace), schedule, (bytes, segment), depth));
+            let sample = Terms::sample(0, hosts, fire, movement);
+            let (wide_bytes, agreement) = (elements * wide, chosen.unwrap_or(sample.agreement));
+            let sizes = Terms { bytes, wide_bytes, segment, ..sample };
+            Plan::new(Terms { agreement, grace, depth, memory, schedule, program, ..sizes })
         },
     )
 }
@@ -100,7 +102,7 @@ impl Plan {
             for buffer in 0..BUFFERS {
                 add(format!("buffer {buffer} of {me}"), plan.contribution(me, buffer), plan.bytes);
             }
-            if plan.path == Path::Replicated {
+            if plan.movement == MovementBy::Everyone {
                 add(format!("outcome of {me}"), plan.outcome(1), plan.bytes);
             }
             if plan.elects_reducers() {
@@ -119,7 +121,7 @@ impl Plan {
                     add(format!("what {me} sends on"), plan.transit(), plan.staging_row());
                 }
             }
-        } else if plan.path != Path::Replicated {
+        } else if plan.movement != MovementBy::Everyone {
             let slots = if plan.elects_reducers() { 1 } else { plan.depth };
             (1..=slots).for_each(|round| add(format!("outcome of {round}"), plan.outcome(round), plan.bytes));
         }
@@ -150,7 +152,7 @@ impl Plan {
                 }
             }
         }
-        if plan.path == Path::Relayed {
+        if plan.agreement == AgreementBy::Relays {
             for round in 1..=RELAYED_ROUNDS {
                 for area in plan.round_areas() {
                     let (label, data) = plan.shape(area).unwrap_or_default();
@@ -158,7 +160,7 @@ impl Plan {
                 }
             }
         }
-        if plan.path == Path::Scattered {
+        if plan.movement == MovementBy::Reducers {
             // This host is the home whose share is the longest.
             let (_, len) = plan.share_span(0, homes);
             for row in 0..RECEIVING_ROWS {
@@ -229,7 +231,7 @@ proptest! {
 #[test]
 fn a_small_outcome_and_its_record_share_a_cache_line() {
     for (ranks, bytes, entries) in [(4, 8, 5), (4, 40, 1), (31, 8, 5), (4, 0, 6)] {
-        let sample = Terms::sample(0, (0..ranks).collect(), Fire::SOLO, Path::Eager);
+        let sample = Terms::sample(0, (0..ranks).collect(), Fire::SOLO, MovementBy::Initiator);
         let plan = Plan::new(Terms { bytes, depth: 3, ..sample });
         for round in 1..=4 {
             let (record, line) = (plan.record(round), CACHE_LINE / size_of::<u64>());
@@ -246,7 +248,7 @@ fn relayed_data_takes_so_much_memory() {
     for ranks in [2u32, 5, 64, 1000] {
         for (schedule, most) in [(Schedule::Doubling, 6 + 2 * ranks.ilog2() as usize), (Schedule::Halving, 9)] {
             let bytes = 4 << 20;
-            let sample = Terms::sample(0, (0..ranks).collect(), Fire::SOLO, Path::Relayed);
+            let sample = Terms::sample(0, (0..ranks).collect(), Fire::SOLO, MovementBy::Program);
             let plan = Plan::new(Terms { bytes, wide_bytes: bytes, schedule, ..sample });
             let total = plan.relayed_bytes().unwrap();
             assert!(total < (RELAYED_ROUNDS as usize * most + 1) * bytes, "{ranks} ranks, {schedule:?}: {total} bytes");
@@ -296,7 +298,7 @@ proptest! {
     ) {
         let schedule = if halves { Schedule::Halving } else { Schedule::Doubling };
         let (bytes, wide_bytes) = (elements * size.0, elements * size.1);
-        let sample = Terms::sample(0, (0..ranks).collect(), Fire::SOLO, Path::Relayed);
+        let sample = Terms::sample(0, (0..ranks).collect(), Fire::SOLO, MovementBy::Program);
         let plan = Plan::new(Terms { bytes, wide_bytes, schedule, ..sample });
         let left = ranks - gone % (ranks - 1);
         let request = Request { ranks: left, start: Start::First, schedule, bytes: bytes as u64, chunk: 0, slots: 4 };
@@ -322,7 +324,7 @@ proptest! {
 #[test]
 fn every_rank_is_a_home_now_and_then() {
     for ranks in [2, 3, 4, 8, 31, 64] {
-        let plan = Plan::new(Terms::sample(0, (0..ranks).collect(), Fire::SOLO, Path::Eager));
+        let plan = Plan::new(Terms::sample(0, (0..ranks).collect(), Fire::SOLO, MovementBy::Initiator));
         let rounds = 4 * ANY_HOME * u64::from(ranks);
         let home = |round| plan.home(round, &RankSet::full(ranks), Some(1));
         let others: BTreeSet<u32> = (1..=rounds).map(home).collect();

@@ -4,12 +4,13 @@ use super::super::super::context::Context;
 use super::super::super::entry::{Entry, Part};
 use super::super::super::input::Cells;
 use super::super::super::op::{Counted, Interest, Op, Token};
-use super::super::super::plan::{BUFFERS, MovementBy, Plan};
+use super::super::super::plan::{BUFFERS, Plan};
 use super::super::super::tag::Tag;
 use super::super::arrival::Arrival;
 use super::super::bits;
 use super::{Stage, Words, place_of};
 use crate::fault::Fault;
+use crate::rule::MovementBy;
 
 impl Words {
     /// Writes the cut down once the tag of every member is here. Tags travel apart from bits, so
@@ -88,7 +89,7 @@ impl Words {
     pub(super) fn cleared(&self, arrival: &mut Arrival<Stage>, cx: &mut Context) {
         let (plan, round) = (&cx.plan, cx.ledger.open());
         let reduction = Op::Combine { round, from: 0, len: plan.bytes };
-        let reduces = plan.movement() == MovementBy::Initiator;
+        let reduces = plan.movement == MovementBy::Initiator;
         let early = plan.fault(Fault::LandBeforeData);
         if reduces && !early {
             cx.outbox.push(reduction);
