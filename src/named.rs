@@ -12,9 +12,17 @@ pub struct UnknownName {
 /// Prints each variant as its word, and reads it back.
 macro_rules! named {
     ($type:ident, $what:literal, $known:literal, $($name:literal => $variant:ident),*) => {
+        impl $type {
+            /// Its word.
+            #[allow(dead_code, reason = "some are only printed")]
+            pub(crate) fn word(self) -> &'static str {
+                match self { $($type::$variant => $name),* }
+            }
+        }
+
         impl std::fmt::Display for $type {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.pad(match self { $($type::$variant => $name),* })
+                f.pad(self.word())
             }
         }
 

@@ -169,12 +169,7 @@ impl Plan {
         match (self.agreement, self.movement) {
             (AgreementBy::Relays, _) => "relayed",
             (AgreementBy::Cards, _) => "offloaded",
-            (_, MovementBy::Everyone) => "replicated",
-            (_, MovementBy::Initiator) => "eager",
-            (_, MovementBy::Reducer) => "gathered",
-            (_, MovementBy::Reducers) => "scattered",
-            (_, MovementBy::Segments) => "segmented",
-            (_, MovementBy::Program) => "tree",
+            (_, movement) => movement.word(),
         }
     }
 
