@@ -203,6 +203,7 @@ pub enum Error {
         /// The operation that failed.
         operation: &'static str,
         /// The system's error.
+        #[source]
         cause: Arc<std::io::Error>,
     },
     /// The program ended the wait ([`interrupt_when`](crate::interrupt_when)). A call that all ranks make together cannot be
@@ -444,6 +445,14 @@ mod tests {
         let beside = Error::timeout(1, "wait", Duration::from_secs(1), Ranks(vec![2]), false);
         let beside = beside.beside_strangers(|| "; 3 messages were dropped here".to_owned());
         assert!(beside.to_string().contains("waiting for rank 2; 3 messages were dropped here. "), "{beside}");
+    }
+
+    #[test]
+    fn what_the_system_refused_is_the_source_of_the_error() {
+        let cause = std::io::Error::from_raw_os_error(24);
+        let error = Error::Os { rank: 0, operation: "join", cause: cause.into() };
+        let source = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<Arc<std::io::Error>>());
+        assert_eq!(source.and_then(|source| source.raw_os_error()), Some(24));
     }
 
     #[test]
