@@ -1,5 +1,7 @@
 //! One rank of one collective: passes what happens on to the part that it is for.
 
+mod program;
+
 use std::hash::{Hash, Hasher};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -18,9 +20,28 @@ use super::plan::Plan;
 use super::stats::Stats;
 use crate::rank_set::RankSet;
 use crate::rule::AgreementBy;
-use crate::trigger::{Start, Task};
+use crate::trigger::Start;
 
-/// One rank's part of the protocol. See the module.
+/// One rank's part of the protocol.
+///
+/// It has four kinds of methods:
+///
+/// - *Commands* are what the caller wants: [`arrive`](Machine::arrive), [`take`](Machine::take), [`release`](Machine::release),
+///   [`leave`](Machine::leave). They only note it.
+/// - *Events* are what happens: [`poll`](Machine::poll) looks at the cells of this host and goes on as far as it can,
+///   [`next_op`](Machine::next_op) hands out an operation, [`complete`](Machine::complete) takes the result of one.
+/// - *Questions* change nothing, such as [`is_ready`](Machine::is_ready) and [`missing`](Machine::missing).
+/// - What only a program needs of its driver, or a provider, asks the form of agreement that runs it.
+///
+/// The driver calls `poll` after each command and each completion. While that returns true, it carries out all operations that
+/// `next_op` gives, in their order, and calls `poll` again. An operation without a token has had its effect when the next one is
+/// asked for; one with a token ends with `complete`, once, at any time later. Once `poll` returns false, nothing happens before a
+/// cell of this host changes, an operation completes, or it is [`next_timer`](Machine::next_timer).
+///
+/// A caller writes into [`buffer`](Machine::buffer), calls `arrive`, and drives the machine until `is_ready`. Then `take` returns
+/// the rounds that are its own until it calls `release`; the arrival is over, and the next one may come. `leave` is the last
+/// arrival: repeated, after a `take`, while [`has_left`](Machine::has_left) is false. The machine is driven on until
+/// [`is_finished`](Machine::is_finished), and after the last release until [`has_gone`](Machine::has_gone).
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
     cx: Context,
@@ -58,7 +79,166 @@ impl Machine {
         self.cx.ledger.reserve();
         self.movement.reserve();
     }
+}
 
+/// Commands.
+impl Machine {
+    /// The buffer of the contribution that is being written.
+    pub(crate) fn buffer(&self) -> u32 {
+        self.buffers.next()
+    }
+
+    /// Hands in the contribution in [`Machine::buffer`]. There must be no outstanding arrival.
+    pub(crate) fn arrive(&mut self, now: Time, weight: u16) {
+        self.cx.now = now;
+        self.agreement.start((Part::Fresh, self.buffer(), weight), &mut self.cx);
+        self.buffers.hand_in(self.cx.ledger.taken() + 1);
+    }
+
+    /// Hands in the contribution in [`Machine::buffer`], of which nothing is there yet. The caller
+    /// says [`Machine::filled`] until nothing is missing, whatever happens.
+    pub(crate) fn arrive_unfilled(&mut self, now: Time, weight: u16) {
+        lack(self.buffer(), self.cx.plan.pieces(), &self.cx.plan, &mut self.cx.outbox);
+        self.arrive(now, weight);
+    }
+
+    /// Of the contribution in a buffer, all but the last `missing` pieces are there.
+    pub(crate) fn filled(&mut self, buffer: u32, missing: u64) {
+        fill(buffer, missing, &self.cx.plan, &mut self.cx.outbox);
+    }
+
+    /// Hands in the last, empty arrival; again, if its round has fired without it.
+    pub(crate) fn leave(&mut self) {
+        self.agreement.start((Part::Leaving, self.buffer(), 0), &mut self.cx);
+    }
+
+    /// Takes what is ready, oldest first: the arrival is over, and the rounds are the caller's until released. `begun`:
+    /// the caller may have begun to write into [`Machine::buffer`]; if not, that may be another one from now on.
+    pub(crate) fn take(&mut self, begun: bool) -> RangeInclusive<u64> {
+        let first = self.cx.ledger.taken() + 1;
+        if self.is_ready() {
+            let counted = self.movement.segments().is_none_or(Segments::has_counted);
+            debug_assert!(
+                counted,
+                "a rank goes away with segments that it has not counted, so others would wait for it"
+            );
+            match self.agreement.given_mut().and_then(|given| given.pass_end(&self.cx.plan)) {
+                Some(end) => self.cx.ledger.take_up_to(end),
+                None => self.cx.ledger.take(),
+            }
+            if let Some(unread) = self.agreement.end() {
+                self.buffers.free(unread);
+            }
+            self.cx.outbox.note();
+            if !begun {
+                self.buffers.choose(&self.cx);
+            }
+        }
+        first..=self.cx.ledger.taken()
+    }
+
+    /// Gives the cuts of rounds that were taken to their keeper, for old ones.
+    #[inline]
+    pub(crate) fn hand_cuts_to(&mut self, rounds: RangeInclusive<u64>, keepers: &mut [Cut]) {
+        self.cx.ledger.hand_cuts_to(rounds, keepers);
+    }
+
+    /// Says that no rank here reads outcomes up to `round` any more.
+    pub(crate) fn release(&mut self, round: u64) {
+        self.cx.release(round);
+    }
+
+    /// Where cuts are given: that of the next round for which none was given yet.
+    pub(crate) fn give(&mut self, cut: Cut) {
+        if let Some(given) = self.agreement.given_mut() {
+            given.give(cut);
+            self.cx.outbox.note();
+        }
+    }
+
+    /// Where cuts are given: the last round that is to be returned for an arrival, of the next one for which none was given
+    /// yet.
+    pub(crate) fn give_end(&mut self, round: u64) {
+        if let Some(given) = self.agreement.given_mut() {
+            given.give_end(round);
+            self.cx.outbox.note();
+        }
+    }
+
+    /// Records the cuts of the rounds that fire from now on.
+    pub(crate) fn record(&mut self) {
+        self.cx.ledger.record();
+    }
+
+    /// The cuts that were recorded since this was asked last.
+    pub(crate) fn recorded(&mut self) -> Vec<Cut> {
+        self.cx.ledger.recorded()
+    }
+
+    /// Says how long it took from closing the round to its landing; nothing if that is not known.
+    pub(crate) fn measured(&mut self, latency: Option<Time>) {
+        self.agreement.measured(latency);
+    }
+}
+
+/// Events.
+impl Machine {
+    /// Does everything that can be done now; says whether that was anything. `effort` says how much
+    /// of the work of all it takes on.
+    ///
+    /// Most polls find nothing to do. So what they call when there is something is never inlined: its preparations
+    /// would be made in every poll.
+    pub(crate) fn poll(&mut self, now: Time, effort: Effort, cells: &impl Cells) -> bool {
+        let Machine { cx, agreement, movement, .. } = self;
+        cx.now = now;
+        cx.stats.polls += 1;
+        of_any_form!(agreement, it => poll(it, effort, movement, cx, cells))
+    }
+
+    #[inline]
+    pub(crate) fn peek_op(&self) -> Option<&Op> {
+        self.cx.outbox.peek()
+    }
+
+    #[inline]
+    pub(crate) fn next_op(&mut self) -> Option<Op> {
+        self.cx.outbox.pop()
+    }
+
+    /// Takes the result of an operation: for an atomic the value before, otherwise unused.
+    pub(crate) fn complete(&mut self, token: Token, value: u64, now: Time) {
+        let Machine { cx, agreement, movement, .. } = self;
+        cx.now = now;
+        cx.outbox.note();
+        match token {
+            Token::Counted { what, host } => {
+                cx.outbox.completed(what, host);
+                if what == Counted::Read {
+                    movement.complete(token, value, cx);
+                } else {
+                    cx.ledger.release_what_waits(&cx.plan, &mut cx.outbox);
+                }
+            }
+            Token::Look | Token::Claim | Token::Done => movement.complete(token, value, cx),
+            _ => agreement.answer(token, value, cx),
+        }
+    }
+
+    /// Says how many segments this rank moved since it last did.
+    pub(crate) fn count_segments(&mut self) {
+        if let Movement::Segments(segments) = &mut self.movement {
+            segments.count(&mut self.cx);
+        }
+    }
+
+    /// A rank died: what it had claimed is free again.
+    pub(crate) fn inherit(&mut self, rank: u32) {
+        self.cx.ledger.bury(rank);
+    }
+}
+
+/// Questions.
+impl Machine {
     /// Whether it makes use of the time.
     pub(crate) fn needs_time(&self) -> bool {
         let plan = self.plan();
@@ -123,89 +303,6 @@ impl Machine {
         self.movement.outcome_at(round, &self.cx.plan)
     }
 
-    /// Gives the cuts of rounds that were taken to their keeper, for old ones.
-    #[inline]
-    pub(crate) fn hand_cuts_to(&mut self, rounds: RangeInclusive<u64>, keepers: &mut [Cut]) {
-        self.cx.ledger.hand_cuts_to(rounds, keepers);
-    }
-
-    #[inline]
-    pub(crate) fn peek_op(&self) -> Option<&Op> {
-        self.cx.outbox.peek()
-    }
-
-    #[inline]
-    pub(crate) fn next_op(&mut self) -> Option<Op> {
-        self.cx.outbox.pop()
-    }
-
-    /// The buffer of the contribution that is being written.
-    pub(crate) fn buffer(&self) -> u32 {
-        self.buffers.next()
-    }
-
-    /// Hands in the contribution in [`Machine::buffer`]. There must be no outstanding arrival.
-    pub(crate) fn arrive(&mut self, now: Time, weight: u16) {
-        self.cx.now = now;
-        self.agreement.start((Part::Fresh, self.buffer(), weight), &mut self.cx);
-        self.buffers.hand_in(self.cx.ledger.taken() + 1);
-    }
-
-    /// Hands in the last, empty arrival; again, if its round has fired without it.
-    pub(crate) fn leave(&mut self) {
-        self.agreement.start((Part::Leaving, self.buffer(), 0), &mut self.cx);
-    }
-
-    /// Hands in the contribution in [`Machine::buffer`], of which nothing is there yet. The caller
-    /// says [`Machine::filled`] until nothing is missing, whatever happens.
-    pub(crate) fn arrive_unfilled(&mut self, now: Time, weight: u16) {
-        lack(self.buffer(), self.cx.plan.pieces(), &self.cx.plan, &mut self.cx.outbox);
-        self.arrive(now, weight);
-    }
-
-    /// Of the contribution in a buffer, all but the last `missing` pieces are there.
-    pub(crate) fn filled(&mut self, buffer: u32, missing: u64) {
-        fill(buffer, missing, &self.cx.plan, &mut self.cx.outbox);
-    }
-
-    /// Says how many segments this rank moved since it last did.
-    pub(crate) fn count_segments(&mut self) {
-        if let Movement::Segments(segments) = &mut self.movement {
-            segments.count(&mut self.cx);
-        }
-    }
-
-    /// Does everything that can be done now; says whether that was anything. `effort` says how much
-    /// of the work of all it takes on.
-    ///
-    /// Most polls find nothing to do. So what they call when there is something is never inlined: its preparations
-    /// would be made in every poll.
-    pub(crate) fn poll(&mut self, now: Time, effort: Effort, cells: &impl Cells) -> bool {
-        let Machine { cx, agreement, movement, .. } = self;
-        cx.now = now;
-        cx.stats.polls += 1;
-        of_any_form!(agreement, it => poll(it, effort, movement, cx, cells))
-    }
-
-    /// Takes the result of an operation: for an atomic the value before, otherwise unused.
-    pub(crate) fn complete(&mut self, token: Token, value: u64, now: Time) {
-        let Machine { cx, agreement, movement, .. } = self;
-        cx.now = now;
-        cx.outbox.note();
-        match token {
-            Token::Counted { what, host } => {
-                cx.outbox.completed(what, host);
-                if what == Counted::Read {
-                    movement.complete(token, value, cx);
-                } else {
-                    cx.ledger.release_what_waits(&cx.plan, &mut cx.outbox);
-                }
-            }
-            Token::Look | Token::Claim | Token::Done => movement.complete(token, value, cx),
-            _ => agreement.answer(token, value, cx),
-        }
-    }
-
     /// Whether there are rounds that `wait` would return now.
     #[inline]
     pub(crate) fn is_ready(&self) -> bool {
@@ -220,33 +317,6 @@ impl Machine {
         self.agreement.given().map(|given| given.end())
     }
 
-    /// Where cuts are given: that of the next round for which none was given yet.
-    pub(crate) fn give(&mut self, cut: Cut) {
-        if let Some(given) = self.agreement.given_mut() {
-            given.give(cut);
-            self.cx.outbox.note();
-        }
-    }
-
-    /// Where cuts are given: the last round that is to be returned for an arrival, of the next one for which none was given
-    /// yet.
-    pub(crate) fn give_end(&mut self, round: u64) {
-        if let Some(given) = self.agreement.given_mut() {
-            given.give_end(round);
-            self.cx.outbox.note();
-        }
-    }
-
-    /// Records the cuts of the rounds that fire from now on.
-    pub(crate) fn record(&mut self) {
-        self.cx.ledger.record();
-    }
-
-    /// The cuts that were recorded since this was asked last.
-    pub(crate) fn recorded(&mut self) -> Vec<Cut> {
-        self.cx.ledger.recorded()
-    }
-
     /// Whether there is all that the arrival waits for.
     #[inline]
     pub(crate) fn is_served(&self) -> bool {
@@ -256,36 +326,6 @@ impl Machine {
     /// Whether no rank waits for something that this rank has claimed.
     fn owes_nothing(&self) -> bool {
         self.movement.owes_nothing() && self.agreement.owes_nothing()
-    }
-
-    /// Takes what is ready, oldest first: the arrival is over, and the rounds are the caller's until released. `begun`:
-    /// the caller may have begun to write into [`Machine::buffer`]; if not, that may be another one from now on.
-    pub(crate) fn take(&mut self, begun: bool) -> RangeInclusive<u64> {
-        let first = self.cx.ledger.taken() + 1;
-        if self.is_ready() {
-            let counted = self.movement.segments().is_none_or(Segments::has_counted);
-            debug_assert!(
-                counted,
-                "a rank goes away with segments that it has not counted, so others would wait for it"
-            );
-            match self.agreement.given_mut().and_then(|given| given.pass_end(&self.cx.plan)) {
-                Some(end) => self.cx.ledger.take_up_to(end),
-                None => self.cx.ledger.take(),
-            }
-            if let Some(unread) = self.agreement.end() {
-                self.buffers.free(unread);
-            }
-            self.cx.outbox.note();
-            if !begun {
-                self.buffers.choose(&self.cx);
-            }
-        }
-        first..=self.cx.ledger.taken()
-    }
-
-    /// Says that no rank here reads outcomes up to `round` any more.
-    pub(crate) fn release(&mut self, round: u64) {
-        self.cx.release(round);
     }
 
     /// Whether this rank's last arrival is in a round.
@@ -311,11 +351,6 @@ impl Machine {
     /// A round that this rank closed and that has landed: how long that took was not yet said.
     pub(crate) fn unmeasured(&self) -> Option<u64> {
         self.agreement.unmeasured()
-    }
-
-    /// Says how long it took from closing the round to its landing; nothing if that is not known.
-    pub(crate) fn measured(&mut self, latency: Option<Time>) {
-        self.agreement.measured(latency);
     }
 
     /// What this rank would be woken for.
@@ -346,49 +381,9 @@ impl Machine {
         self.agreement.serves(&self.cx)
     }
 
-    /// The next round whose outcome a provider may have, and whether its data is wanted.
-    pub(crate) fn expected(&self) -> Option<(u64, bool)> {
-        self.agreement.cards()?.expected(&self.cx)
-    }
-
-    /// The next round of which a provider may have run everything.
-    pub(crate) fn nearly_over(&self) -> Option<u64> {
-        self.agreement.cards()?.nearly_over(&self.cx)
-    }
-
-    /// A rank died: what it had claimed is free again.
-    pub(crate) fn inherit(&mut self, rank: u32) {
-        self.cx.ledger.bury(rank);
-    }
-
-    /// Whether an operation of a program's next round is under way, or an own one of any round.
-    pub(crate) fn is_pending(&self, cells: &impl Cells) -> bool {
-        self.agreement.gates().is_some_and(|gates| gates.is_pending(&self.cx, cells))
-    }
-
-    /// Whether the next round of a program has fired: any rank that is alive can complete it.
-    pub(crate) fn has_fired(&self, cells: &impl Cells) -> bool {
-        self.agreement.gates().is_some_and(|gates| gates.has_fired(&self.cx, cells))
-    }
-
-    /// Whether a task has given any of its signals.
-    pub(crate) fn is_announced(&self, task: Task, cells: &impl Cells) -> bool {
-        self.agreement.gates().is_some_and(|gates| gates.is_announced(task, &self.cx, cells))
-    }
-
     /// Whether any rank may read the outcome of a round already.
     pub(crate) fn is_done(&self, round: u64, cells: &impl Cells) -> bool {
         self.cx.plan.is_done(round, cells)
-    }
-
-    /// Whether a cell says which rank claimed an operation.
-    pub(crate) fn is_claim(&self, cell: usize) -> bool {
-        self.agreement.gates().is_some_and(|gates| gates.is_claim(cell, &self.cx.plan))
-    }
-
-    /// Cells that say which ranks claimed operations, all of whose effects have happened.
-    pub(crate) fn spent_claims(&self, cells: &impl Cells) -> Vec<usize> {
-        self.agreement.gates().map_or_else(Vec::new, |gates| gates.spent_claims(&self.cx.plan, cells))
     }
 
     /// Ranks that are waited for: those that hold on to what a slot is needed for, those that did not arrive, those whose
