@@ -57,7 +57,7 @@ struct Launcher {
 /// Slurm is believed: it knows the nodes.
 const LAUNCHERS: [Launcher; 6] = [
     Launcher {
-        name: "earlybird",
+        name: BY_HAND,
         rank: "EARLYBIRD_RANK",
         ranks: &["EARLYBIRD_WORLD_SIZE"],
         local: None,
@@ -108,6 +108,7 @@ const SLURM: Launcher = Launcher {
     job: &[],
 };
 
+const BY_HAND: &str = "earlybird";
 const TORCHRUN: &str = "torchrun";
 const PMI: &str = "PMI";
 const PMIX: &str = "PMIx";
@@ -115,6 +116,9 @@ const PMIX: &str = "PMIx";
 const NO_LAUNCHER: &str = "no launcher";
 
 const SAME_STORE: &str = "with the same EARLYBIRD_STORE";
+/// Ranks that are given by hand meet by their parent's number.
+const SAME_PARENT: &str =
+    "by the same shell as this one (in several shells all ranks need one EARLYBIRD_STORE, such as unix:NAME)";
 
 impl Identity {
     /// Whether a launcher started this process.
@@ -208,6 +212,7 @@ impl Identity {
         let (job, common) = (job(launcher, &lookup, parent), common(launcher, &lookup));
         let together = match store {
             None if launcher.name == SLURM.name => slurm::together(&lookup),
+            None if launcher.name == BY_HAND => SAME_PARENT,
             _ => SAME_STORE,
         };
         Ok(Identity { rank, ranks, job, store, common, machines, source: launcher.name, together })
@@ -417,6 +422,9 @@ mod tests {
         assert!(asked(&[&step("1", "3"), &[("SLURM_HET_SIZE", "2")]]).contains("`srun --het-group=0,1`"));
         assert_eq!(asked(&[&step("1", "3"), &[("EARLYBIRD_STORE", "unix:x")]]), SAME_STORE);
         assert_eq!(asked(&[&[("RANK", "1"), ("WORLD_SIZE", "3")]]), SAME_STORE);
+        let by_hand = [("EARLYBIRD_RANK", "1"), ("EARLYBIRD_WORLD_SIZE", "3")];
+        assert_eq!(asked(&[&by_hand]), SAME_PARENT);
+        assert_eq!(asked(&[&by_hand, &[("EARLYBIRD_STORE", "unix:x")]]), SAME_STORE);
     }
 
     #[test]
