@@ -5,11 +5,13 @@ BACKEND=gloo runs the same with gloo, to compare. Tests that torch has for gloo 
 
 import os
 import sys
+import unittest
 from unittest import mock
 
 BACKEND = os.environ.setdefault("BACKEND", "earlybird")
 os.environ.setdefault("WORLD_SIZE", "4")
 
+import torch
 import torch.distributed as dist
 
 if not dist.is_available():
@@ -50,6 +52,12 @@ class TestOfBackend(TestDistBackend, DistributedTest._DistTestBase):
         super().setUp()
         self._spawn_processes()
 
+
+# Before, torch's monitored_barrier refuses all backends but gloo, by their names.
+if BACKEND != "gloo" and torch.__version__ < (2, 8):
+    for name in ("test_monitored_barrier_gloo", "test_monitored_barrier_gloo_subgroup"):
+        test = getattr(TestOfBackend, name)
+        setattr(TestOfBackend, name, unittest.skip("this torch has it for gloo only")(test))
 
 # The tests look for their class by its name.
 del TestDistBackend, DistributedTest
