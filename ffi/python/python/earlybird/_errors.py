@@ -71,11 +71,12 @@ class Failure:
         self._error: Error | None = None
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        """Notes such an error of the calls within."""
+    def noted(self, *also: type[Error]) -> Iterator[None]:
+        """Notes such an error of the calls within, or one of these kinds."""
+        kinds: tuple[type[Error], ...] = (PeerDied, PeerLeft, Aborted, TransportError, *also)
         try:
             yield
-        except (PeerDied, PeerLeft, Aborted, TransportError) as error:
+        except kinds as error:
             self._error = error
             raise
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -245,6 +246,28 @@ def scaler_unused(group: Any) -> None:
     plain(group, scaler=torch.amp.GradScaler("cpu")).steps()
 
 
+@says("meet_every=2 is too small for a hook")
+def hook_meets_too_often(group: Any) -> None:
+    wrapped = DistributedDataParallel(nn.Linear(2, 2), process_group=group)
+    partial_hook(group, fire="solo", meet_every=2).register(wrapped)
+
+
+@says("meet_every is 20 on rank 0 and 21 on rank 1")
+def other_meetings(group: Any) -> None:
+    Training(group, fire="all", meet_every=20 + dist.get_rank())
+
+
+@says("seed is 0 on rank 0 and 1 on rank 3")
+def other_seed(group: Any) -> None:
+    Training(group, seed=int(dist.get_rank() == 3))
+
+
+@says("ranks have different models: rank 0 has AdamW in state, and rank 1 nothing")
+def other_state(group: Any) -> None:
+    more = [torch.optim.AdamW(nn.Linear(1, 1).parameters())] if dist.get_rank() == 0 else []
+    Training(group, more=more)
+
+
 @says("give all that changes state to partial.on_round(function)")
 def no_function(group: Any) -> None:
     training = Training(group)
@@ -302,6 +325,25 @@ def rate_of_one_rank(group: Any) -> None:
     if dist.get_rank() == 3:
         training.optimizer.param_groups[0]["lr"] = 0.5
     training.until_met(12)
+
+
+@says("all ranks differ after round 0 (equal after 0): counts of Counts (and 1 more); before the first step")
+def plain_state_of_one_rank(group: Any) -> None:
+    class Counts:
+        def __init__(self) -> None:
+            self.counts, self.names = np.zeros(2), {"a"}
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"counts": self.counts, "names": self.names}
+
+        def load_state_dict(self, saved: dict[str, Any]) -> None:
+            self.counts, self.names = saved["counts"], saved["names"]
+
+    counts = Counts()
+    training = plain(group, meet_every=4, more=[counts])
+    counts.counts += dist.get_rank()
+    counts.names.add(str(dist.get_rank()))
+    training.until_met(4)
 
 
 @says("ranks compute differently: threads of torch of rank 0 is 1, and of rank 3 2; make them equal")

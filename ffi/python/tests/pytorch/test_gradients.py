@@ -523,3 +523,78 @@ def test_a_model_and_an_optimizer_are_theirs_again_after_the_end() -> None:
         """.replace("\n        ", "\n"),
         3,
     )
+
+
+def test_a_training_goes_on_from_where_another_one_has_ended() -> None:
+    # The round of the checkpoint is no multiple of meet_every: meetings count from it.
+    run(
+        """
+        torch.set_num_threads(1)
+        def begin():
+            torch.manual_seed(3)
+            model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+            partial = earlybird.torch.Gradients(model, state=[optimizer], fire="quorum=2", meet_every=7)
+            partial.on_round(optimizer.step)
+            return model, optimizer, partial
+        def train(model, optimizer, partial, steps):
+            for _ in range(steps):
+                optimizer.zero_grad()
+                model(torch.randn(4, 6) + 5).tanh().mean().backward()
+                partial.step()
+        first = begin()
+        train(*first, 3 if rank == 0 else 8)
+        first[2].finish()
+        assert first[2].contributions == 3 + 8 * (size - 1), first[2].contributions
+        # Buffers of a rank that stopped long ago are not mixed in.
+        assert int(first[0][1].num_batches_tracked) >= 8, first[0][1].num_batches_tracked
+        saved = copy.deepcopy((first[0].state_dict(), first[2].state_dict()))
+        model, optimizer, partial = begin()
+        model.load_state_dict(saved[0])
+        partial.load_state_dict(saved[1])
+        train(model, optimizer, partial, 1)
+        while not partial.met:
+            train(model, optimizer, partial, 1)
+        # What was loaded is compared once.
+        partial.rebuild()
+        train(model, optimizer, partial, 20)
+        partial.finish()
+        ends = [None] * size
+        dist.all_gather_object(ends, [value.tolist() for value in model.state_dict().values()])
+        assert all(end == ends[0] for end in ends)
+        """.replace("\n        ", "\n"),
+        4,
+    )
+
+
+def test_an_interrupt_while_rounds_are_applied_is_the_error_of_all_that_follows() -> None:
+    run(
+        """
+        torch.set_num_threads(1)
+        model = nn.Linear(6, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        partial = earlybird.torch.Gradients(model, state=[optimizer], fire="solo", meet_every=1000)
+        partial.on_round(optimizer.step)
+        load = partial._handin.load
+        def interrupted(outcome):
+            if outcome.round >= 3:
+                raise KeyboardInterrupt
+            load(outcome)
+        partial._handin.load = interrupted
+        try:
+            while True:
+                model(torch.ones(1, 6)).sum().backward()
+                partial.step()
+                optimizer.zero_grad()
+        except KeyboardInterrupt:
+            pass
+        for call in (lambda: model(torch.ones(1, 6)).sum().backward(), partial.step, partial.finish):
+            try:
+                call()
+                raise AssertionError("it went on")
+            except earlybird.UsageError as problem:
+                assert "a round was not applied as a whole (KeyboardInterrupt" in str(problem), problem
+        os._exit(0)
+        """.replace("\n        ", "\n"),
+        2,
+    )

@@ -64,8 +64,9 @@ class Agreement:
             self._replica.load(given)
 
     @torch.no_grad()
-    def average_buffers(self) -> None:
-        """Buffers of floating-point numbers become the mean of all ranks', others the lowest rank's.
+    def average_buffers(self, among: Sequence[int] | None = None) -> None:
+        """Buffers of floating-point numbers become the mean of those of all ranks, or of the ranks ``among``; others become
+        the lowest one's.
 
         Those that are equal everywhere stay as they are: a sum and a division would change the last bit of constants.
         """
@@ -74,6 +75,8 @@ class Agreement:
             return
         mine = np.concatenate([bytes_of(contiguous(buffer)) for buffer in buffers])
         rows = self.together(lambda world, timeout: world.all_gather(mine, timeout=timeout).reshape(world.size, -1))
+        if among is not None:
+            rows = rows[list(among)]
         at = 0
         for buffer in buffers:
             length = buffer.numel() * buffer.element_size()

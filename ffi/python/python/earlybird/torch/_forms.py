@@ -59,10 +59,26 @@ def compare_ways(agreement: Agreement, mine: dict[str, str]) -> None:
                 )
 
 
+def compare_choices(agreement: Agreement, mine: dict[str, str]) -> None:
+    """Refuses ranks that have chosen differently what the collective does not compare."""
+    first, *others = agreement.gather(mine)
+    for rank, theirs in enumerate(others, 1):
+        for name, value in theirs.items():
+            if value != first[name]:
+                raise Mismatch(f"{name} is {first[name]} on rank 0 and {value} on rank {rank}: all ranks pass the same")
+
+
 def compare_kinds(agreement: Agreement, replica: Replica) -> None:
-    """Refuses ranks whose models have other tensors."""
-    named = [*replica.model.named_parameters(), *replica.model.named_buffers()]
+    """Refuses ranks whose models, or what is in their state, have other tensors."""
+    modules = [item for item in replica.state if isinstance(item, nn.Module)]
+    named = [
+        *replica.model.named_parameters(),
+        *replica.model.named_buffers(),
+        *((f"{name} of {type(module).__name__}", tensor) for module in modules for name, tensor in module.state_dict().items()
+          if isinstance(tensor, torch.Tensor)),
+    ]
     mine = [f"{name} ({tensor.dtype}, {tuple(tensor.shape)})" for name, tensor in named]
+    mine += [f"{type(item).__name__} in state" for item in replica.state]
     first, *others = agreement.gather(mine)
     for rank, theirs in enumerate(others, 1):
         for one, other in zip_longest(first, theirs, fillvalue="nothing"):

@@ -17,9 +17,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .._buckets import BucketedAllreduce, BucketOutcome
-from .._errors import Mismatch, UsageError, reason
+from .._errors import Mismatch, Timeout, UsageError, reason
 from ._agreement import Agreement
-from ._forms import compare_kinds, compare_ways, refuse_forms, ways
+from ._forms import compare_choices, compare_kinds, compare_ways, refuse_forms, ways
 from ._group import EarlybirdProcessGroup, group_of
 from ._handin import HandIn
 from ._leaving import Leaving
@@ -104,6 +104,11 @@ class Gradients:
         refuse_forms(model)
         self._replica = Replica(model, state)
         self._is_synchronous = fire == "all"
+        if by_hook and not self._is_synchronous and meet_every < 3:
+            raise UsageError(
+                f"meet_every={meet_every} is too small for a hook: ranks compare models after round 1, and what is late there "
+                "must not wait for a full round; take 3 or more, or Gradients(model)"
+            )
         self._choices: dict[str, str | int] = {"scale": "world"} | choices
         self._buckets = buckets
         self._choices["fire"] = fire if self._is_synchronous else f"{fire},full={meet_every}"
@@ -183,7 +188,8 @@ class Gradients:
     def step(self) -> None:
         """Hands in this rank's gradients, waits, and applies each round that this rank has not applied, oldest first.
 
-        After :class:`~earlybird.Timeout` nothing is lost: call again to go on.
+        After :class:`~earlybird.Timeout` nothing is lost: call again to go on. At a meeting it is the end, because ranks are
+        out of step then.
         """
         if self._in_round:
             raise UsageError("step() was called in the function of on_round, which step() calls")
@@ -194,12 +200,18 @@ class Gradients:
         with self._account.waiting(), self._handin.failure.noted():
             outcomes = sum.wait(self._timeout)
         self.last = []
-        for outcome in outcomes:
-            self._apply(outcome)
-            sum.release(outcome.round)
+        try:
+            for outcome in outcomes:
+                self._apply(outcome)
+                sum.release(outcome.round)
+        except BaseException as error:
+            # Also between two rounds: those that are left are not given again.
+            self._problem = reason(error)
+            raise
         self._handin.begin_again()
         self._remembered = self._replica.hyperparameters()
-        self._meet()
+        with self._handin.failure.noted(Timeout):
+            self._meet()
         if self._some_left and self._leaving is not None:
             self._leaving.tell_of_rounds(self._timeout)
 
@@ -222,7 +234,7 @@ class Gradients:
         leaving.wait_for_all(seconds)
         counts = agreement.gather((self.rounds, self.contributions))
         most = [rank for rank, count in enumerate(counts) if count == max(counts)]
-        agreement.average_buffers()
+        agreement.average_buffers(among=most)
         self._compare(among=most)
         agreement.give(most[0])
         self.rounds, self.contributions = counts[most[0]]
@@ -244,7 +256,7 @@ class Gradients:
         if self._takes_buckets:
             raise UsageError("a communication hook gets the gradients that DDP was made with: use Gradients(model), or a new DDP")
         if self._sum is not None:
-            if not self._is_synchronous and self.rounds % self._meet_every != 0:
+            if not self._is_synchronous and not self._is_full():
                 raise UsageError(f"rebuild() is right after every {self._meet_every} rounds: gradients of this round are on their way")
             assert self._group is not None
             for _ in self._sum.leave(self._timeout):
@@ -356,6 +368,8 @@ class Gradients:
         self._refuse_another(self._group)
         self._agreement = Agreement(self._group, self._replica, self._timeout)
         compare_kinds(self._agreement, self._replica)
+        chosen = {"meet_every": str(self._meet_every), "unequal": self._unequal, "seed": str(self._seed)}
+        compare_choices(self._agreement, chosen | {"by_hook": str(self._takes_buckets)})
         self._agreement.give(0)
 
     def _open(self) -> BucketedAllreduce:
@@ -376,6 +390,7 @@ class Gradients:
             compare_ways(agreement, ways(self._replica, self._handin.parameters[0].device))
         if self._expected_model not in (None, self._replica.fingerprint_of_model()):
             raise UsageError("the model is not that of the checkpoint: load its state_dict, too, before the first step")
+        self._expected_model = None
         # A forward pass has changed buffers by now.
         self._compare(buffers=False)
         lengths, dtype = self._handin.lengths, NAMES[self._handin.dtype]
@@ -421,16 +436,16 @@ class Gradients:
         # A round that has leavers only changes nothing: a step with zeros would change momentum.
         if not contributions:
             return
-        self.rounds += 1
-        self.contributions += len(contributions)
-        ages = [entry.age for entry in contributions]
-        for entry in contributions:
-            self._account.note(entry.rank, entry.age)
         number = self._restored + outcome.round
-        self.last.append(Round(number, outcome.fresh, outcome.carried, ages, outcome.initiator))
-        self._handin.load(outcome)
         self._in_round = True
         try:
+            self.rounds += 1
+            self.contributions += len(contributions)
+            ages = [entry.age for entry in contributions]
+            for entry in contributions:
+                self._account.note(entry.rank, entry.age)
+            self.last.append(Round(number, outcome.fresh, outcome.carried, ages, outcome.initiator))
+            self._handin.load(outcome)
             with random_numbers(self._seed * 1_000_003 + number):
                 self._function()
         except BaseException as error:
@@ -440,10 +455,14 @@ class Gradients:
         finally:
             self._in_round = False
 
+    def _is_full(self) -> bool:
+        """Whether the last round is one that has all ranks: the collective counts from where it was made."""
+        return (self.rounds - self._restored) % self._meet_every == 0
+
     def _meet(self) -> None:
         if self._some_left:
             self.met = False
-        elif self.rounds % self._meet_every == 0 or self._meets_after_the_first:
+        elif self._is_full() or self._meets_after_the_first:
             self._meets_after_the_first = False
             assert self._agreement is not None
             self._agreement.average_buffers()

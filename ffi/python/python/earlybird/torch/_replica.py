@@ -7,6 +7,7 @@ import io
 from collections.abc import Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -59,8 +60,13 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, int]]:
             yield from _leaves(part, f"{path}[{index}]")
     elif isinstance(value, Tensor):
         yield path, fingerprint(value)
-    elif isinstance(value, (bool, int, float, str, type(None))):
-        digest = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
+    elif isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
+        digest = hashlib.blake2b(f"{value.dtype} {value.shape} ".encode() + value.tobytes(), digest_size=8).digest()
+        yield path, int.from_bytes(digest, "little")
+    elif isinstance(value, (bool, int, float, complex, str, bytes, set, frozenset, type(None))):
+        # Sets have no order.
+        said = repr(sorted(map(repr, value)) if isinstance(value, (set, frozenset)) else value)
+        digest = hashlib.blake2b(said.encode(), digest_size=8).digest()
         yield path, int.from_bytes(digest, "little")
 
 
