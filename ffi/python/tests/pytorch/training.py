@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,9 +152,9 @@ def recorded(log: Log, case: Case) -> Iterator[None]:
             log.contributions.append(torch.cat([filled.pop(index) for index in reversed(range(len(self.lengths)))]))
         fill(self, index, data)
 
-    def recorded_average(self: Agreement) -> None:
+    def recorded_average(self: Agreement, among: Sequence[int] | None = None) -> None:
         log.buffers.append((len(log.cuts), [buffer.detach().clone() for buffer in case.buffers()]))
-        average(self)
+        average(self, among)
 
     BucketedAllreduce._fill = recorded_fill
     BucketedAllreduce.wait = lambda self, timeout=None: [told(outcome) for outcome in wait(self, timeout)]
@@ -256,7 +256,10 @@ def alone(case: Case, of_ranks: list[Trained], form: str) -> tuple[list[tuple[in
             _mean(case, [of_rank[number] for of_rank in buffers])
             met.append((rounds, case.digest()))
     assert all(next(contributions, None) is None for contributions in left), "a contribution entered no round"
-    _mean(case, [trained.log.buffers[-1][1] for trained in of_ranks])
+    # Those that have all rounds at the end; others left earlier.
+    counts = [sum(part != "leaving" for _, entries in trained.log.cuts for _, part, _ in entries) for trained in of_ranks]
+    last = [trained for trained, count in zip(of_ranks, counts, strict=True) if count == max(counts)]
+    _mean(case, [trained.log.buffers[-1][1] for trained in last])
     return met, case.digest()
 
 
