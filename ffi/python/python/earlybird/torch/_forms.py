@@ -47,25 +47,28 @@ def ways(replica: Replica, device: torch.device) -> dict[str, str]:
     }
 
 
-def compare_ways(agreement: Agreement, mine: dict[str, str]) -> None:
-    """Refuses ranks that would compute different bits from the same gradients."""
+def compare(agreement: Agreement, mine: dict[str, str], problem: str) -> None:
+    """Refuses ranks that differ in one of these; ``problem`` says what that means, and what to do."""
     first, *others = agreement.gather(mine)
     for rank, theirs in enumerate(others, 1):
         for name, value in theirs.items():
             if value != first[name]:
-                raise Mismatch(
-                    f"ranks compute differently: {name} of rank 0 is {first[name]}, and of rank {rank} {value}; make them "
-                    'equal, or take unequal="copy"'
-                )
+                raise Mismatch(problem.format(name=name, first=first[name], rank=rank, value=value))
+
+
+def compare_ways(agreement: Agreement, mine: dict[str, str]) -> None:
+    """Refuses ranks that would compute different bits from the same gradients."""
+    compare(
+        agreement,
+        mine,
+        "ranks compute differently: {name} of rank 0 is {first}, and of rank {rank} {value}; make them equal, or take "
+        'unequal="copy"',
+    )
 
 
 def compare_choices(agreement: Agreement, mine: dict[str, str]) -> None:
     """Refuses ranks that have chosen differently what the collective does not compare."""
-    first, *others = agreement.gather(mine)
-    for rank, theirs in enumerate(others, 1):
-        for name, value in theirs.items():
-            if value != first[name]:
-                raise Mismatch(f"{name} is {first[name]} on rank 0 and {value} on rank {rank}: all ranks pass the same")
+    compare(agreement, mine, "{name} is {first} on rank 0 and {value} on rank {rank}: all ranks pass the same")
 
 
 def compare_kinds(agreement: Agreement, replica: Replica) -> None:
