@@ -270,6 +270,15 @@ impl<S: Copy + Debug> Arrival<S> {
         cx.stats.late += u64::from(self.part != Part::Leaving);
     }
 
+    /// A round takes it no more; counts that, if it is the target. `late`: the form's stage of an arrival that is in no round
+    /// up to this one.
+    pub(super) fn refused(&mut self, round: u64, late: S, cx: &mut Context) {
+        if round == self.target {
+            self.missed(cx);
+        }
+        self.enter(late, &mut cx.outbox);
+    }
+
     /// Whether it is a contribution that enters a later round if it is late.
     pub(super) fn is_carried(&self, plan: &Plan) -> bool {
         self.part == Part::Fresh && plan.absent != Absent::Drop

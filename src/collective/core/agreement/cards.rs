@@ -71,9 +71,20 @@ impl Form for Slots {
         self.revoke_token(arrival.target, arrival, cx);
     }
 
-    #[inline]
-    fn learn(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) {
-        while self.learn_next(arrival, cx, cells) {}
+    /// As its record says.
+    #[inline(never)]
+    fn learn(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) -> bool {
+        let Some((round, wanted)) = self.expected(cx) else { return false };
+        if !cx.read_record(round, cells) {
+            return false;
+        }
+        arrival.fire(round, cx);
+        // A rank that took no part in firing it signals its arrival now: every input comes once.
+        self.signal_arrival(round, cx);
+        if !wanted {
+            cx.ledger.pass_over(round);
+        }
+        true
     }
 
     fn step(
@@ -96,13 +107,71 @@ impl Form for Slots {
         }
     }
 
-    #[inline]
+    /// Arms what can be armed.
+    #[inline(never)]
     fn work(&mut self, _: Effort, _: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) {
-        self.arm(cx, cells);
+        let plan = &cx.plan;
+        let is_over = |round: &u64| cells.load(plan.over(*round)) == *round;
+        while let Some(round) = self.nearly_over(cx).filter(is_over) {
+            self.over = round;
+            cx.outbox.note();
+        }
+        if has_everyone_left(cx) || cx.ledger.released() == FOREVER {
+            return;
+        }
+        let released = if cx.ledger.reads_no_more() { cx.ledger.fired() } else { cx.ledger.released() };
+        let last = released + plan.depth;
+        loop {
+            let round = self.armed + 1;
+            let before = round.saturating_sub(plan.slots());
+            if round > last + 1 || before > self.over {
+                break;
+            }
+            self.armed = round;
+            self.gates[plan.slot(round)] = Gate::new(round, Deposit::default()).0;
+            cx.outbox.push(Op::Arm { round });
+        }
+        while self.ready < last.min(self.armed) {
+            self.ready += 1;
+            cx.outbox.push(Op::Ready { round: self.ready });
+        }
+        let next = cx.ledger.open();
+        if cx.ledger.has_left() && next <= self.ready && is_needed(cx) {
+            self.signal_arrival(next, cx);
+        }
     }
 
-    fn answer(&mut self, _: Token, value: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
-        self.answered(value, arrival, cx);
+    /// The token is out, or the gate was sealed.
+    fn answer(&mut self, _: Token, taken: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+        let Some(Stage::Depositing { round }) = arrival.stage() else { return };
+        let Arrival { target, made_for, part, buffer, weight, .. } = *arrival;
+        if taken == 0 {
+            return arrival.refused(round, Stage::Late { tried: round }, cx);
+        }
+        let start = start_rule(&cx.plan);
+        let starts = round == target && starts_alone(start, cx);
+        let slot = cx.plan.slot(round);
+        let mut row = None;
+        let gate = Gate(self.gates[slot]).with(|deposit| {
+            match part {
+                Part::Leaving => deposit.leaving = true,
+                Part::Fresh if round == target => (deposit.fresh, row) = (Some(FRESH), Some(FRESH)),
+                Part::Fresh | Part::Carried => {
+                    (deposit.carried, row) = (Some((CARRIED, round - made_for)), Some(CARRIED));
+                }
+            }
+            deposit.initiator |= starts;
+        });
+        self.gates[slot] = gate.0;
+        cx.outbox.push(Op::Deposit { round, gate: gate.0, buffer, row, weight });
+        if part == Part::Fresh && round != target {
+            return arrival.placed(round, cx);
+        }
+        cx.stats.initiated += u64::from(starts);
+        if starts || matches!(start, Start::Everybody | Start::Count(_)) {
+            self.signal_arrival(round, cx);
+        }
+        arrival.enter(Stage::Published, &mut cx.outbox);
     }
 
     fn missing(&self, arrival: &Arrival<Stage>, _: &Movement, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
@@ -139,61 +208,11 @@ impl Slots {
         Some(self.over + 1).filter(|&round| round <= ledger.fired())
     }
 
-    /// The outcome of the next round, as its record says.
-    #[inline(never)]
-    fn learn_next(&mut self, arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) -> bool {
-        let Some((round, wanted)) = self.expected(cx) else { return false };
-        if !cx.read_record(round, cells) {
-            return false;
-        }
-        arrival.fire(round, cx);
-        // A rank that took no part in firing it signals its arrival now: every input comes once.
-        self.signal_arrival(round, cx);
-        if !wanted {
-            cx.ledger.pass_over(round);
-        }
-        true
-    }
-
     fn signal_arrival(&mut self, round: u64, cx: &mut Context) {
         if self.signalled < round {
             debug_assert_eq!(self.signalled + 1, round);
             self.signalled = round;
             cx.outbox.push(Op::SignalArrival { round });
-        }
-    }
-
-    /// Arms what can be armed.
-    #[inline(never)]
-    fn arm(&mut self, cx: &mut Context, cells: &impl Cells) {
-        let plan = &cx.plan;
-        let is_over = |round: &u64| cells.load(plan.over(*round)) == *round;
-        while let Some(round) = self.nearly_over(cx).filter(is_over) {
-            self.over = round;
-            cx.outbox.note();
-        }
-        if has_everyone_left(cx) || cx.ledger.released() == FOREVER {
-            return;
-        }
-        let released = if cx.ledger.reads_no_more() { cx.ledger.fired() } else { cx.ledger.released() };
-        let last = released + plan.depth;
-        loop {
-            let round = self.armed + 1;
-            let before = round.saturating_sub(plan.slots());
-            if round > last + 1 || before > self.over {
-                break;
-            }
-            self.armed = round;
-            self.gates[plan.slot(round)] = Gate::new(round, Deposit::default()).0;
-            cx.outbox.push(Op::Arm { round });
-        }
-        while self.ready < last.min(self.armed) {
-            self.ready += 1;
-            cx.outbox.push(Op::Ready { round: self.ready });
-        }
-        let next = cx.ledger.open();
-        if cx.ledger.has_left() && next <= self.ready && is_needed(cx) {
-            self.signal_arrival(next, cx);
         }
     }
 
@@ -203,43 +222,6 @@ impl Slots {
             cx.outbox.push(Op::RevokeGateToken { round, token: Token::Deposit });
             arrival.enter(Stage::Depositing { round }, &mut cx.outbox);
         }
-    }
-
-    /// The token is out, or the gate was sealed.
-    fn answered(&mut self, taken: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
-        let Some(Stage::Depositing { round }) = arrival.stage() else { return };
-        let Arrival { target, made_for, part, buffer, weight, .. } = *arrival;
-        if taken == 0 {
-            // The gate takes no deposit any more.
-            if round == arrival.target {
-                arrival.missed(cx);
-            }
-            return arrival.enter(Stage::Late { tried: round }, &mut cx.outbox);
-        }
-        let start = start_rule(&cx.plan);
-        let starts = round == target && starts_alone(start, cx);
-        let slot = cx.plan.slot(round);
-        let mut row = None;
-        let gate = Gate(self.gates[slot]).with(|deposit| {
-            match part {
-                Part::Leaving => deposit.leaving = true,
-                Part::Fresh if round == target => (deposit.fresh, row) = (Some(FRESH), Some(FRESH)),
-                Part::Fresh | Part::Carried => {
-                    (deposit.carried, row) = (Some((CARRIED, round - made_for)), Some(CARRIED));
-                }
-            }
-            deposit.initiator |= starts;
-        });
-        self.gates[slot] = gate.0;
-        cx.outbox.push(Op::Deposit { round, gate: gate.0, buffer, row, weight });
-        if part == Part::Fresh && round != target {
-            return arrival.placed(round, cx);
-        }
-        cx.stats.initiated += u64::from(starts);
-        if starts || matches!(start, Start::Everybody | Start::Count(_)) {
-            self.signal_arrival(round, cx);
-        }
-        arrival.enter(Stage::Published, &mut cx.outbox);
     }
 }
 

@@ -98,9 +98,19 @@ impl Form for Gates {
         self.deposit_into(arrival.target, arrival, cx, cells);
     }
 
-    #[inline]
-    fn learn(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) {
-        while self.learn_next(arrival, cx, cells) {}
+    /// If its outcome is complete.
+    #[inline(never)]
+    fn learn(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) -> bool {
+        let (plan, round) = (&cx.plan, cx.ledger.open());
+        if !cx.ledger.wants_next(plan) || !self.layout.is_complete(round, &Slot { plan, cells }) {
+            return false;
+        }
+        let record = plan.program_cell(round, self.layout.record());
+        cx.ledger.cut_mut(round).decode(round, |index| cells.load(record + index));
+        arrival.fire(round, cx);
+        self.worker.complete(round);
+        self.passed_on = false;
+        true
     }
 
     fn step(
@@ -160,9 +170,9 @@ impl Form for Gates {
         }
     }
 
-    fn next_timer(&self, arrival: &Arrival<Stage>) -> Option<Time> {
-        let Some(Stage::Open { close_at, probe_at, .. }) = arrival.stage() else { return None };
-        Some(close_at.min(probe_at)).filter(|&at| at != Time::MAX)
+    fn next_timer(&self, arrival: &Arrival<Stage>) -> Time {
+        let Some(Stage::Open { close_at, probe_at, .. }) = arrival.stage() else { return Time::MAX };
+        close_at.min(probe_at)
     }
 
     fn owes_nothing(&self) -> bool {
@@ -180,21 +190,6 @@ impl Gates {
     pub(super) fn new(plan: &Plan) -> Self {
         let layout = plan.program.clone().expect("ranks that agree by gates have a program");
         Gates { worker: Worker::new(plan.me, &layout, plan.fault), layout, passed_on: false }
-    }
-
-    /// The next outcome, if it is complete.
-    #[inline(never)]
-    fn learn_next(&mut self, arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) -> bool {
-        let (plan, round) = (&cx.plan, cx.ledger.open());
-        if !cx.ledger.wants_next(plan) || !self.layout.is_complete(round, &Slot { plan, cells }) {
-            return false;
-        }
-        let record = plan.program_cell(round, self.layout.record());
-        cx.ledger.cut_mut(round).decode(round, |index| cells.load(record + index));
-        arrival.fire(round, cx);
-        self.worker.complete(round);
-        self.passed_on = false;
-        true
     }
 
     /// Runs what is there to be run.
@@ -252,7 +247,7 @@ impl Gates {
         let gate = Gate(found).at(round);
         debug_assert!(Gate(found).round() <= round, "a gate of {} at {round}", Gate(found).round());
         if gate.is_closed() {
-            return refused(round, arrival, cx);
+            return arrival.refused(round, Stage::Late { tried: round }, cx);
         }
         let starts = round == arrival.target && starts_alone(self.layout.start, cx);
         let new = gate.with(|deposit| {
@@ -429,14 +424,6 @@ impl Gates {
     pub(crate) fn has_fired(&self, Context { plan, ledger, .. }: &Context, cells: &impl Cells) -> bool {
         self.layout.has_fired(ledger.open(), &Slot { plan, cells })
     }
-}
-
-/// The gate of a round takes no deposit any more.
-fn refused(round: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
-    if round == arrival.target {
-        arrival.missed(cx);
-    }
-    arrival.enter(Stage::Late { tried: round }, &mut cx.outbox);
 }
 
 fn raise(round: u64, cell: usize, cx: &mut Context) {

@@ -72,29 +72,6 @@ impl Given {
         }
     }
 
-    /// Fires the next round, if its cut was given and all of it is here.
-    fn fire_next(&mut self, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) -> bool {
-        let round = cx.ledger.open();
-        if self.cuts.is_empty() && cx.plan.fault(Fault::SecondCutInAStep) {
-            self.cuts.extend(cut_of_tags(round, cx, cells));
-        }
-        if self.cuts.is_empty() || !cx.ledger.wants_next(&cx.plan) {
-            return false;
-        }
-        if !cx.read_record(round, cells) && !self.has_come(round, movement, cx, cells) {
-            if !self.gather(round, cx, cells) || !self.has_room(round, cx, cells) {
-                return false;
-            }
-            if !cx.plan.fault(Fault::ForgetGivenRecord) {
-                cx.outbox.publish(Counted::Push, cx.plan.host(), round);
-            }
-        }
-        self.cuts.pop_front();
-        (self.unseen, self.lacks_room) = (0, false);
-        cx.fire(round);
-        true
-    }
-
     /// Whether the outcome of the next round is here already: ranks on other hosts have moved it, and their tags may be gone.
     /// Then no rank will read a contribution to it any more, and it does not matter where each lies.
     fn has_come(&mut self, round: u64, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) -> bool {
@@ -215,9 +192,27 @@ impl Form for Given {
         arrival.enter(Stage::Shown, &mut cx.outbox);
     }
 
-    #[inline]
-    fn learn(&mut self, _: &mut Arrival<Stage>, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) {
-        while self.fire_next(movement, cx, cells) {}
+    /// If its cut was given and all of it is here.
+    fn learn(&mut self, _: &mut Arrival<Stage>, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) -> bool {
+        let round = cx.ledger.open();
+        if self.cuts.is_empty() && cx.plan.fault(Fault::SecondCutInAStep) {
+            self.cuts.extend(cut_of_tags(round, cx, cells));
+        }
+        if self.cuts.is_empty() || !cx.ledger.wants_next(&cx.plan) {
+            return false;
+        }
+        if !cx.read_record(round, cells) && !self.has_come(round, movement, cx, cells) {
+            if !self.gather(round, cx, cells) || !self.has_room(round, cx, cells) {
+                return false;
+            }
+            if !cx.plan.fault(Fault::ForgetGivenRecord) {
+                cx.outbox.publish(Counted::Push, cx.plan.host(), round);
+            }
+        }
+        self.cuts.pop_front();
+        (self.unseen, self.lacks_room) = (0, false);
+        cx.fire(round);
+        true
     }
 
     fn step(

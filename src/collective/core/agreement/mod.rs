@@ -78,14 +78,14 @@ pub(crate) trait Form: Clone + Debug + Hash {
         cells: &impl Cells,
     );
 
-    /// Learns the cuts of the next rounds from the cells of this host.
+    /// Fires the next round, if its cut can be learned from the cells of this host. Whether the one after it may be known, too.
     fn learn(
         &mut self,
         arrival: &mut Arrival<Self::Stage>,
         movement: &mut Movement,
         cx: &mut Context,
         cells: &impl Cells,
-    );
+    ) -> bool;
 
     /// Takes the arrival on from a stage.
     fn step(
@@ -139,10 +139,10 @@ pub(crate) trait Form: Clone + Debug + Hash {
         false
     }
 
-    /// When there is something to do although nothing happened.
-    fn next_timer(&self, arrival: &Arrival<Self::Stage>) -> Option<Time> {
+    /// When there is something to do although nothing happened; at the end of time if never.
+    fn next_timer(&self, arrival: &Arrival<Self::Stage>) -> Time {
         let _ = arrival;
-        None
+        Time::MAX
     }
 
     /// Whether the next round waits for a release, and for nothing else.
@@ -187,7 +187,7 @@ impl<F: Form> Participant<F> {
 
     #[inline]
     pub(super) fn learn(&mut self, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) {
-        self.form.learn(&mut self.arrival, movement, cx, cells);
+        while self.form.learn(&mut self.arrival, movement, cx, cells) {}
     }
 
     /// Takes the arrival further.
@@ -346,7 +346,7 @@ impl Agreement {
     /// When there is something to do although nothing happened.
     #[inline]
     pub(super) fn next_timer(&self) -> Option<Time> {
-        of_any_form!(self, it => it.form.next_timer(&it.arrival))
+        Some(of_any_form!(self, it => it.form.next_timer(&it.arrival))).filter(|&at| at != Time::MAX)
     }
 
     /// Whether no rank waits for something that this rank has claimed.

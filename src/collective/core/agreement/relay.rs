@@ -15,23 +15,25 @@
 //! Under a partial rule a round starts only if every rank has a slot for its outcome. A rank that has none says so in
 //! the label of the round before, and tells all ranks when it has one.
 
+mod sent;
+
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
 use super::super::context::Context;
 use super::super::input::{Cells, Effort, FOREVER, Time};
-use super::super::label::Label;
 use super::super::movement::Movement;
 use super::super::op::{Counted, Op};
 use super::super::outbox::Outbox;
-use super::super::plan::{Plan, RELAYED_ROUNDS, TOLD_ROUNDS};
+use super::super::plan::Plan;
 use super::arrival::Arrival;
 use super::{Form, condition, starts_alone};
 use crate::fabric::Change;
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
 use crate::rule::{Condition, Grace};
-use crate::trigger::{Action, Buffer, Chunk, Deposit, Order, Progress, Request, Start, Table};
+use crate::trigger::{Action, Buffer, Deposit, Order, Progress, Request, Start, Table};
+use sent::{Told, gathered, label_of, relayed, relayed_in, told_in};
 
 /// This rank's table, and how far it is with the next round.
 #[derive(Clone)]
@@ -113,13 +115,63 @@ impl Form for Relay {
         self.ranks_without_room(target, cx, cells).for_each(|rank| missing.insert(rank));
     }
 
+    /// Hands the contribution in.
     fn enter(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, _: &impl Cells) {
-        self.arrive(arrival, cx);
+        arrival.show_weight(cx);
+        let target = arrival.target;
+        if self.open_gate(cx) != target {
+            return arrival.refused(target, Stage::Late { tried: target }, cx);
+        }
+        self.deposit(target, arrival, cx);
+        match self.start {
+            Start::Everybody => {
+                self.table.activate(&mut self.progress);
+                arrival.enter(Stage::Published, &mut cx.outbox);
+            }
+            start @ (Start::First | Start::Designated) if starts_alone(start, cx) => self.initiate(arrival, cx),
+            Start::First | Start::Designated => arrival.enter(Stage::Published, &mut cx.outbox),
+            Start::Count(_) => {
+                let (counter, cell) = (self.counter(), cx.plan.arrived(target, cx.plan.me));
+                let value = Told { round: target, grace: arrival.pace.grace().unwrap_or(0) }.cell();
+                if counter == cx.plan.me {
+                    cx.outbox.push(Op::Store { cell, value });
+                } else {
+                    self.send(target, counter, None, (cell, value), cx);
+                }
+                let close_at = arrival.closes_at(false, cx);
+                arrival.enter(Stage::Open { close_at }, &mut cx.outbox);
+            }
+        }
     }
 
-    #[inline]
-    fn learn(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) {
-        while self.learn_next(arrival, cx, cells) {}
+    /// If its outcome is complete.
+    #[inline(never)]
+    fn learn(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) -> bool {
+        let round = cx.ledger.open();
+        let early = cx.plan.fault(Fault::CompleteEarly) && self.table.has_run(&self.progress);
+        if !early && !self.table.is_complete(&mut self.progress, is_given(round, cx, cells)) {
+            return false;
+        }
+        let plan = cx.plan.clone();
+        let label = label_of(plan.area(Buffer::Outcome, round), &plan, cells);
+        cx.ledger.cut_mut(round).decode(round, |index| label.record(index));
+        self.crowded.clear();
+        self.crowded.extend(label.crowded());
+        arrival.fire(round, cx);
+        if cx.ledger.leavers().iter().next().is_some() {
+            self.members.retain(|&rank| cx.ledger.active().contains(rank));
+            // Those that leave together tell each other nothing.
+            if self.members.contains(&cx.plan.me) {
+                self.departed.extend(cx.ledger.leavers().iter().map(|rank| (rank, round)));
+                if !cx.plan.fault(Fault::KeepOldTable) {
+                    self.table = table(&cx.plan, self.start, &self.members);
+                }
+            }
+        }
+        self.table.begin_again(&mut self.progress);
+        self.seen.clear();
+        (self.initiator, self.close_at) = (None, None);
+        true
     }
 
     fn step(
@@ -142,9 +194,33 @@ impl Form for Relay {
         }
     }
 
-    #[inline]
+    /// Runs what is due.
+    #[inline(never)]
     fn work(&mut self, effort: Effort, arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) {
-        self.run_what_is_due(effort, arrival, cx, cells);
+        let is_here = |&(rank, _): &(u32, u64)| cells.load(cx.plan.released(rank)) != FOREVER;
+        let before = self.departed.len();
+        self.departed.retain(|departed| is_here(departed) && !cx.plan.fault(Fault::ForgetDeparted));
+        if self.departed.len() < before {
+            cx.outbox.note();
+        }
+        if !cx.ledger.active().contains(cx.plan.me) {
+            return;
+        }
+        self.say_room(cx);
+        let round = cx.ledger.open();
+        if matches!(self.start, Start::Count(_)) && self.counter() == cx.plan.me && !self.is_sealed() {
+            self.count_arrivals(round, cx, cells);
+        }
+        while !changes_memory(&cx.outbox) {
+            let Some(row) = self.table.next(&mut self.progress, is_given(round, cx, cells)) else { return };
+            if !self.run(row, round, effort, cx, cells) {
+                return;
+            }
+            if self.table.row(row).action == Action::Seal {
+                // From here on the round waits for no arrival.
+                arrival.unmeasured = Some(round);
+            }
+        }
     }
 
     fn missing(&self, arrival: &Arrival<Stage>, _: &Movement, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
@@ -153,10 +229,10 @@ impl Form for Relay {
         }
     }
 
-    fn next_timer(&self, arrival: &Arrival<Stage>) -> Option<Time> {
+    fn next_timer(&self, arrival: &Arrival<Stage>) -> Time {
         let own = if let Some(Stage::Open { close_at }) = arrival.stage() { close_at } else { Time::MAX };
         let counted = self.close_at.filter(|_| !self.is_sealed()).unwrap_or(Time::MAX);
-        Some(own.min(counted)).filter(|&at| at != Time::MAX)
+        own.min(counted)
     }
 
     /// The next round of the other ranks needs this rank's table.
@@ -219,36 +295,6 @@ impl Relay {
         mine.into_iter().chain(active.filter(move |&rank| cells.load(cx.plan.released(rank)) < round))
     }
 
-    /// Hands the contribution in.
-    fn arrive(&mut self, arrival: &mut Arrival<Stage>, cx: &mut Context) {
-        arrival.show_weight(cx);
-        let target = arrival.target;
-        if self.open_gate(cx) != target {
-            arrival.missed(cx);
-            return arrival.enter(Stage::Late { tried: target }, &mut cx.outbox);
-        }
-        self.deposit(target, arrival, cx);
-        match self.start {
-            Start::Everybody => {
-                self.table.activate(&mut self.progress);
-                arrival.enter(Stage::Published, &mut cx.outbox);
-            }
-            start @ (Start::First | Start::Designated) if starts_alone(start, cx) => self.initiate(arrival, cx),
-            Start::First | Start::Designated => arrival.enter(Stage::Published, &mut cx.outbox),
-            Start::Count(_) => {
-                let (counter, cell) = (self.counter(), cx.plan.arrived(target, cx.plan.me));
-                let value = Told { round: target, grace: arrival.pace.grace().unwrap_or(0) }.cell();
-                if counter == cx.plan.me {
-                    cx.outbox.push(Op::Store { cell, value });
-                } else {
-                    self.send(target, counter, None, (cell, value), cx);
-                }
-                let close_at = arrival.closes_at(false, cx);
-                arrival.enter(Stage::Open { close_at }, &mut cx.outbox);
-            }
-        }
-    }
-
     /// Late: enters the first round whose gate is open.
     fn find_a_gate(&mut self, tried: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
         let open = self.open_gate(cx);
@@ -278,65 +324,6 @@ impl Relay {
             cx.stats.initiated += 1;
         }
         arrival.enter(Stage::Published, &mut cx.outbox);
-    }
-
-    /// The next outcome, if it is complete.
-    #[inline(never)]
-    fn learn_next(&mut self, arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) -> bool {
-        let round = cx.ledger.open();
-        let early = cx.plan.fault(Fault::CompleteEarly) && self.table.has_run(&self.progress);
-        if !early && !self.table.is_complete(&mut self.progress, is_given(round, cx, cells)) {
-            return false;
-        }
-        let plan = cx.plan.clone();
-        let label = label_of(plan.area(Buffer::Outcome, round), &plan, cells);
-        cx.ledger.cut_mut(round).decode(round, |index| label.record(index));
-        self.crowded.clear();
-        self.crowded.extend(label.crowded());
-        arrival.fire(round, cx);
-        if cx.ledger.leavers().iter().next().is_some() {
-            self.members.retain(|&rank| cx.ledger.active().contains(rank));
-            // Those that leave together tell each other nothing.
-            if self.members.contains(&cx.plan.me) {
-                self.departed.extend(cx.ledger.leavers().iter().map(|rank| (rank, round)));
-                if !cx.plan.fault(Fault::KeepOldTable) {
-                    self.table = table(&cx.plan, self.start, &self.members);
-                }
-            }
-        }
-        self.table.begin_again(&mut self.progress);
-        self.seen.clear();
-        (self.initiator, self.close_at) = (None, None);
-        true
-    }
-
-    /// Runs what is due.
-    #[inline(never)]
-    fn run_what_is_due(&mut self, effort: Effort, arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) {
-        let is_here = |&(rank, _): &(u32, u64)| cells.load(cx.plan.released(rank)) != FOREVER;
-        let before = self.departed.len();
-        self.departed.retain(|departed| is_here(departed) && !cx.plan.fault(Fault::ForgetDeparted));
-        if self.departed.len() < before {
-            cx.outbox.note();
-        }
-        if !cx.ledger.active().contains(cx.plan.me) {
-            return;
-        }
-        self.say_room(cx);
-        let round = cx.ledger.open();
-        if matches!(self.start, Start::Count(_)) && self.counter() == cx.plan.me && !self.is_sealed() {
-            self.count_arrivals(round, cx, cells);
-        }
-        while !changes_memory(&cx.outbox) {
-            let Some(row) = self.table.next(&mut self.progress, is_given(round, cx, cells)) else { return };
-            if !self.run(row, round, effort, cx, cells) {
-                return;
-            }
-            if self.table.row(row).action == Action::Seal {
-                // From here on the round waits for no arrival.
-                arrival.unmeasured = Some(round);
-            }
-        }
     }
 
     /// Runs a row; returns whether it could.
@@ -482,28 +469,6 @@ impl Relay {
     }
 }
 
-/// What a rank tells the one that counts arrivals: for which round it arrived, and how long that is to stay open if this
-/// arrival fires it.
-struct Told {
-    round: u64,
-    grace: Time,
-}
-
-impl Told {
-    const GRACE_BITS: u32 = 24;
-    /// What a grace is told in: more than four seconds fit.
-    const UNIT: Time = 256;
-
-    fn cell(self) -> u64 {
-        self.round << Self::GRACE_BITS | self.grace.div_ceil(Self::UNIT).min((1 << Self::GRACE_BITS) - 1)
-    }
-
-    fn from_cell(cell: u64) -> Self {
-        let grace = (cell & ((1 << Self::GRACE_BITS) - 1)) * Self::UNIT;
-        Told { round: cell >> Self::GRACE_BITS, grace }
-    }
-}
-
 /// Whether an operation is about to change what the next row reads.
 fn changes_memory(outbox: &Outbox) -> bool {
     outbox.newest().is_some_and(|op| matches!(op, Op::Seal { .. } | Op::Sum { .. }))
@@ -512,43 +477,4 @@ fn changes_memory(outbox: &Outbox) -> bool {
 /// Whether another rank has given an input for a round.
 fn is_given(round: u64, cx: &Context, cells: &impl Cells) -> impl Fn(usize) -> bool {
     move |input| cells.load(cx.plan.input_cell(round, input)) >= round
-}
-
-/// Data that is sent in a round.
-fn relayed_in(round: u64) -> Counted {
-    Counted::Relayed { turn: (round % RELAYED_ROUNDS) as u32 }
-}
-
-/// Activations and arrivals that are sent in a round.
-fn told_in(round: u64) -> Counted {
-    Counted::Told { turn: (round % TOLD_ROUNDS) as u32 }
-}
-
-/// The label of what lies at an offset.
-fn label_of(at: usize, plan: &Plan, cells: &impl Cells) -> Label<impl Fn(usize) -> u64> {
-    let last = plan.cell_of_data(at) - 1;
-    Label::new(move |index| cells.load(last - index))
-}
-
-/// What is written to another rank: from where, to where there, and how many bytes. The part that is sent lies right behind
-/// the label.
-fn relayed(
-    (source, target): (Buffer, Buffer),
-    chunk: Chunk,
-    round: u64,
-    plan: &Plan,
-    cells: &impl Cells,
-) -> (usize, usize, usize) {
-    let (from, to) = (plan.area(source, round), plan.area(target, round));
-    let label = label_of(from, plan, cells);
-    let before = label.cells() * size_of::<u64>();
-    let bytes = plan.written_bytes(target, before, plan.part_bytes(chunk, label.form()));
-    (from - before, to - before, bytes)
-}
-
-/// The same for a part of an outcome, if it is not empty: all ranks have the label.
-fn gathered(chunk: Chunk, round: u64, plan: &Plan) -> Option<(usize, usize, usize)> {
-    let (skip, len) = plan.chunk_span(chunk);
-    let at = plan.area(Buffer::Outcome, round) + skip;
-    Some((at, at, len)).filter(|_| len > 0)
 }

@@ -67,11 +67,18 @@ impl Form for Tags {
     }
 
     #[inline]
-    fn learn(&mut self, arrival: &mut Arrival<Shown>, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) {
+    fn learn(
+        &mut self,
+        arrival: &mut Arrival<Shown>,
+        movement: &mut Movement,
+        cx: &mut Context,
+        cells: &impl Cells,
+    ) -> bool {
         // A round beyond the own arrival cannot fire, and its tags would mean nothing yet.
         if arrival.stage().is_some() && arrival.target == cx.ledger.open() {
             self.look(movement, cx, cells);
         }
+        false
     }
 
     #[inline]

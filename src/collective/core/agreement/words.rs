@@ -69,17 +69,6 @@ fn place_of(rank: u32) -> (u32, u32) {
     (rank / RANKS_PER_WORD, rank % RANKS_PER_WORD)
 }
 
-/// The next round, if its record is here.
-#[inline(never)]
-fn learn_next(arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) -> bool {
-    let round = cx.ledger.open();
-    let known = cx.ledger.wants_next(&cx.plan) && cx.read_record(round, cells);
-    if known {
-        arrival.fire(round, cx);
-    }
-    known
-}
-
 /// Whether the next round, the target, need not wait for a rank; nothing where its words are elsewhere.
 fn is_here(rank: u32, target: u64, cx: &Context, cells: &impl Cells) -> Option<bool> {
     let (index, bit) = place_of(rank);
@@ -103,16 +92,22 @@ impl Form for Words {
             }
         }
         if is_late {
-            return missed(arrival, cx);
+            return arrival.refused(arrival.target, Stage::Late { tried: arrival.target }, cx);
         }
         let cell = cx.plan.word(arrival.target, place_of(cx.plan.me).0);
         let atomic = Atomic::FetchAdd(Self::own_bits(arrival, cx));
         self.ask_home((cell, atomic), Token::Arrive, Stage::Adding, arrival, cx);
     }
 
-    #[inline]
-    fn learn(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) {
-        while learn_next(arrival, cx, cells) {}
+    /// If its record is here.
+    #[inline(never)]
+    fn learn(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) -> bool {
+        let round = cx.ledger.open();
+        let known = cx.ledger.wants_next(&cx.plan) && cx.read_record(round, cells);
+        if known {
+            arrival.fire(round, cx);
+        }
+        known
     }
 
     fn step(
@@ -153,14 +148,14 @@ impl Form for Words {
                     self.added(value, arrival, cx);
                 } else {
                     cx.stats.late_while_closing += u64::from(part != Part::Leaving);
-                    missed(arrival, cx);
+                    arrival.refused(target, Stage::Late { tried: target }, cx);
                 }
             }
             (Token::Place, Stage::Placing { round }) => {
                 if Self::is_in(round, value, Part::Carried, arrival, cx) {
                     arrival.placed(round, cx);
                 } else {
-                    arrival.enter(Stage::Late { tried: round }, &mut cx.outbox);
+                    arrival.refused(round, Stage::Late { tried: round }, cx);
                 }
             }
             // What was asked is of no interest any more.
@@ -207,16 +202,10 @@ impl Form for Words {
         closing && bits::arrived(self.words[index as usize]) >> bit & 1 == 1
     }
 
-    fn next_timer(&self, arrival: &Arrival<Stage>) -> Option<Time> {
-        let Some(Stage::Open { close_at, probe_at, .. }) = arrival.stage() else { return None };
-        Some(close_at.min(probe_at)).filter(|&at| at != Time::MAX)
+    fn next_timer(&self, arrival: &Arrival<Stage>) -> Time {
+        let Some(Stage::Open { close_at, probe_at, .. }) = arrival.stage() else { return Time::MAX };
+        close_at.min(probe_at)
     }
-}
-
-/// The target fired without the arrival.
-fn missed(arrival: &mut Arrival<Stage>, cx: &mut Context) {
-    arrival.missed(cx);
-    arrival.enter(Stage::Late { tried: arrival.target }, &mut cx.outbox);
 }
 
 impl Words {

@@ -1,0 +1,68 @@
+//! What ranks that relay send each other, and what they tell the one that counts arrivals.
+
+use super::super::super::input::{Cells, Time};
+use super::super::super::label::Label;
+use super::super::super::op::Counted;
+use super::super::super::plan::{Plan, RELAYED_ROUNDS, TOLD_ROUNDS};
+use crate::trigger::{Buffer, Chunk};
+
+/// What a rank tells the one that counts arrivals: for which round it arrived, and how long that is to stay open if this
+/// arrival fires it.
+pub(super) struct Told {
+    pub(super) round: u64,
+    pub(super) grace: Time,
+}
+
+impl Told {
+    const GRACE_BITS: u32 = 24;
+    /// What a grace is told in: more than four seconds fit.
+    const UNIT: Time = 256;
+
+    pub(super) fn cell(self) -> u64 {
+        self.round << Self::GRACE_BITS | self.grace.div_ceil(Self::UNIT).min((1 << Self::GRACE_BITS) - 1)
+    }
+
+    pub(super) fn from_cell(cell: u64) -> Self {
+        let grace = (cell & ((1 << Self::GRACE_BITS) - 1)) * Self::UNIT;
+        Told { round: cell >> Self::GRACE_BITS, grace }
+    }
+}
+
+/// Data that is sent in a round.
+pub(super) fn relayed_in(round: u64) -> Counted {
+    Counted::Relayed { turn: (round % RELAYED_ROUNDS) as u32 }
+}
+
+/// Activations and arrivals that are sent in a round.
+pub(super) fn told_in(round: u64) -> Counted {
+    Counted::Told { turn: (round % TOLD_ROUNDS) as u32 }
+}
+
+/// The label of what lies at an offset.
+pub(super) fn label_of(at: usize, plan: &Plan, cells: &impl Cells) -> Label<impl Fn(usize) -> u64> {
+    let last = plan.cell_of_data(at) - 1;
+    Label::new(move |index| cells.load(last - index))
+}
+
+/// What is written to another rank: from where, to where there, and how many bytes. The part that is sent lies right behind
+/// the label.
+pub(super) fn relayed(
+    (source, target): (Buffer, Buffer),
+    chunk: Chunk,
+    round: u64,
+    plan: &Plan,
+    cells: &impl Cells,
+) -> (usize, usize, usize) {
+    let (from, to) = (plan.area(source, round), plan.area(target, round));
+    let label = label_of(from, plan, cells);
+    let before = label.cells() * size_of::<u64>();
+    let bytes = plan.written_bytes(target, before, plan.part_bytes(chunk, label.form()));
+    (from - before, to - before, bytes)
+}
+
+/// The same for a part of an outcome, if it is not empty: all ranks have the label.
+pub(super) fn gathered(chunk: Chunk, round: u64, plan: &Plan) -> Option<(usize, usize, usize)> {
+    let (skip, len) = plan.chunk_span(chunk);
+    let at = plan.area(Buffer::Outcome, round) + skip;
+    Some((at, at, len)).filter(|_| len > 0)
+}
