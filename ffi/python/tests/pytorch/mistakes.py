@@ -490,6 +490,68 @@ def checkpoint_without_its_model(group: Any) -> None:
     other.steps(1)
 
 
+@says("all ranks load one checkpoint, or none")
+def checkpoint_on_one_rank(group: Any) -> None:
+    training = plain(group, meet_every=2)
+    training.until_met(2)
+    saved = training.partial.state_dict()
+    training.partial.finish()
+    other = plain(group, meet_every=2)
+    other.layers.load_state_dict(training.layers.state_dict())
+    if dist.get_rank() == 1:
+        other.partial.load_state_dict(saved)
+    other.steps(1)
+
+
+@says("meet_every=1 would make each round one of all ranks")
+def meeting_in_each_round(group: Any) -> None:
+    plain(group, meet_every=1)
+
+
+@says("rebuild() is right before a backward pass or after step()")
+def rebuild_in_a_step(group: Any) -> None:
+    training = plain(group, fire="all")
+    training.steps()
+    training.backward()
+    training.partial.rebuild()
+
+
+class Branch(Training):
+    """A training in whose steps the second layer has no part."""
+
+    def backward(self) -> None:
+        self.layers[0](torch.randn(3, 6)).square().sum().backward()
+
+
+@says("the gradient of 2.bias was assigned, and no backward pass has given it")
+def assigned_gradient(group: Any) -> None:
+    training = Branch(group)
+    training.partial.on_round(training.optimizer.step)
+    training.steps()
+    training.optimizer.zero_grad()
+    training.backward()
+    training.layers[2].bias.grad = torch.ones(2)
+    training.partial.step()
+
+
+@says("")
+def gradients_that_a_round_has_left(group: Any) -> None:
+    training = Branch(group)
+    training.partial.on_round(training.optimizer.step)
+    for clears in (None, False, True):
+        if clears is not None:
+            training.optimizer.zero_grad(set_to_none=clears)
+        else:
+            training.layers.zero_grad()
+            # All have one, that of the round.
+            Training.backward(training)
+            training.partial.step()
+            training.layers[0].zero_grad()
+        training.layers[2].bias.grad = None if clears is not None else torch.zeros(()).expand(2)
+        training.backward()
+        training.partial.step()
+
+
 def check_all(only: str = "") -> None:
     """Makes each mistake on a group of its own, and reads what is said."""
     torch.set_num_threads(1)

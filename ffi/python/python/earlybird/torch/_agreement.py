@@ -62,14 +62,19 @@ class Agreement:
             given = self.together(call)
         if not is_giver:
             self._replica.load(given)
+        if any(extra := self._replica.extra()):
+            self._replica.load_extra(self.gather(extra)[giver])
 
     @torch.no_grad()
     def average_buffers(self, among: Sequence[int] | None = None) -> None:
         """Buffers of floating-point numbers become the mean of those of all ranks, or of the ranks ``among``; others become
-        the lowest one's.
+        the lowest one's, and so does what ``get_extra_state`` of modules gives.
 
         Those that are equal everywhere stay as they are: a sum and a division would change the last bit of constants.
         """
+        lowest = 0 if among is None else among[0]
+        if any(extra := self._replica.extra()):
+            self._replica.load_extra(self.gather(extra)[lowest])
         buffers = self._replica.buffers()
         if not buffers:
             return

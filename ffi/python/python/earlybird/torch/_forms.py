@@ -81,6 +81,7 @@ def compare_kinds(agreement: Agreement, replica: Replica) -> None:
           if isinstance(tensor, torch.Tensor)),
     ]
     mine = [f"{name} ({tensor.dtype}, {tuple(tensor.shape)})" for name, tensor in named]
+    mine += [name for extra in replica.extra() for name in extra]
     mine += [f"{type(item).__name__} in state" for item in replica.state]
     first, *others = agreement.gather(mine)
     for rank, theirs in enumerate(others, 1):

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from .._buckets import BucketedAllreduce, BucketOutcome
 from .._errors import Mismatch, Timeout, UsageError, reason
 from ._agreement import Agreement
-from ._forms import compare_choices, compare_kinds, compare_ways, refuse_forms, ways
+from ._forms import compare, compare_choices, compare_kinds, compare_ways, refuse_forms, ways
 from ._group import EarlybirdProcessGroup, group_of
 from ._handin import HandIn
 from ._leaving import Leaving
@@ -92,6 +92,8 @@ class Gradients:
             raise UsageError("name the rule by fire=: a preset has one without meetings")
         if meet_every < 1 or unequal not in ("error", "copy"):
             raise UsageError(f"meet_every={meet_every}, unequal={unequal!r}: a number of rounds, and \"error\" or \"copy\"")
+        if meet_every == 1 and fire != "all":
+            raise UsageError("meet_every=1 would make each round one of all ranks: take 2 or more, or fire=\"all\"")
         # What makes a model and an optimizer what they were.
         self._at_the_end: list[Callable[[], Any]] = []
         self._no_sync = lambda: self._handin.resting()
@@ -220,6 +222,7 @@ class Gradients:
 
         What was begun is handed in, and no gradient is lost. The lowest rank with the most rounds gives its model and state to
         the others. ``timeout`` is how long there may be no new round. After :class:`~earlybird.Timeout` call again to go on.
+        Backward passes under :meth:`no_sync` alone, after the last step, are no contribution.
         """
         if self._has_finished:
             return
@@ -253,6 +256,8 @@ class Gradients:
         meeting. The lowest rank gives the others its model and state, as at the beginning."""
         if not self.met or self._has_finished:
             raise UsageError("rebuild() is right where partial.met is true, on all ranks alike")
+        if self._handin.has_begun:
+            raise UsageError("rebuild() is right before a backward pass or after step(): gradients of this step are handed in")
         if self._takes_buckets:
             raise UsageError("a communication hook gets the gradients that DDP was made with: use Gradients(model), or a new DDP")
         if self._sum is not None:
@@ -388,6 +393,11 @@ class Gradients:
         self._refuse_another(group)
         if self._unequal != "copy":
             compare_ways(agreement, ways(self._replica, self._handin.parameters[0].device))
+        compare(
+            agreement,
+            {"rounds": str(self.rounds), "contributions": str(self.contributions)},
+            "{name} of rank 0 is {first}, and of rank {rank} {value}: all ranks load one checkpoint, or none",
+        )
         if self._expected_model not in (None, self._replica.fingerprint_of_model()):
             raise UsageError("the model is not that of the checkpoint: load its state_dict, too, before the first step")
         self._expected_model = None

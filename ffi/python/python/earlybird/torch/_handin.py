@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,11 @@ def _sum_of_bits(tensor: Tensor) -> tuple[int, int]:
     return int(numbers.sum()), int(rest.sum())
 
 
+def _mark(gradient: Tensor) -> tuple[int, int]:
+    """Tells a gradient from another one in its place, and from what it was, in most cases."""
+    return gradient.data_ptr() if gradient.layout == torch.strided else 0, gradient._version
+
+
 class HandIn:
     """Takes gradients as they become ready.
 
@@ -59,6 +64,8 @@ class HandIn:
         self._filled: set[int] = set()
         # Parameters that a backward pass of this step under no_sync() has given a gradient.
         self._added: set[int] = set()
+        # What is in `.grad` since the last step: address and version.
+        self._left: dict[int, tuple[int, int]] = {}
         # What the gradients of this step were: address, version, bits.
         self._seen: dict[int, tuple[int, int, tuple[int, int]]] = {}
         self._hooks: list[RemovableHandle] = []
@@ -120,8 +127,7 @@ class HandIn:
         if not self._takes:
             self._added.add(self._index[parameter])
         elif gradient is not None:
-            address = gradient.data_ptr() if gradient.layout == torch.strided else 0
-            self._take(parameter, gradient, (address, gradient._version))
+            self._take(parameter, gradient, _mark(gradient))
 
     def take_bucket(self, bucket: dist.GradBucket) -> None:
         """Takes the gradients of a bucket, which become ``.grad`` after the backward pass."""
@@ -173,17 +179,30 @@ class HandIn:
             )
         # The last pass may have left out what those before have used.
         gradients = {index: self.parameters[index].grad for index in self._added | self._seen.keys()}
+        self._refuse_assigned(gradients.keys())
         if self._scaler is not None:
             gradients = self._unscaled(self._scaler, gradients)
         for index in range(len(self.parameters)):
             if index not in self._filled:
                 self._fill(sum, index, gradients.get(index))
 
+    def _refuse_assigned(self, known: Container[int]) -> None:
+        """Refuses gradients that are there and no backward pass has given."""
+        for index, parameter in enumerate(self.parameters):
+            gradient = parameter.grad
+            if index in known or gradient is None or _mark(gradient) == self._left.get(index):
+                continue
+            if gradient.layout != torch.strided or bool(gradient.count_nonzero()):
+                raise UsageError(
+                    f"the gradient of {self._names[index]} was assigned, and no backward pass has given it, so no round would have "
+                    "it: compute it in the backward pass, or set it to None"
+                )
+
     def _check(self) -> None:
         """Refuses gradients that were changed after they had been taken."""
         for index, (address, version, bits) in self._seen.items():
             gradient = self.parameters[index].grad
-            is_same = gradient is not None and gradient.data_ptr() == address and gradient._version == version
+            is_same = gradient is not None and _mark(gradient) == (address, version)
             # A version does not tell of all changes, and tells of a multiplication by 1.
             if is_same and index != self._smallest:
                 continue
@@ -212,6 +231,8 @@ class HandIn:
 
     def begin_again(self) -> None:
         """The outcomes of a step are applied."""
+        gradients = ((index, parameter.grad) for index, parameter in enumerate(self.parameters))
+        self._left = {index: _mark(gradient) for index, gradient in gradients if gradient is not None}
         self._filled.clear()
         self._added.clear()
         self._seen.clear()
@@ -224,7 +245,7 @@ class HandIn:
                 # Frozen at a meeting.
                 parameter.grad = None
                 continue
-            if parameter.grad is None or parameter.grad.layout != torch.strided:
+            if parameter.grad is None or parameter.grad.layout != torch.strided or 0 in parameter.grad.stride():
                 parameter.grad = torch.empty_like(parameter)
             part = lent(outcome.tensor(self._place(index)))
             parameter.grad.copy_(part.view(self.dtype).view(parameter.shape))

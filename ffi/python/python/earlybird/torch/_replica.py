@@ -15,8 +15,11 @@ from .._errors import UsageError
 
 Tensor = torch.Tensor
 
-# Bytes of a row of the table by which a large tensor is told from another one.
-_ROW = 8192
+# Numbers of 8 bytes in a row of the table by which a large tensor is told from another one, and rows that are taken at a time.
+_ROW, _ROWS = 1024, 256
+
+# An odd number for each column: an element counts differently in each place.
+_WEIGHTS = torch.arange(_ROW, dtype=torch.int64) * 2 * 0x1E3779B97F4A7C15 + 1
 
 
 def words(tensor: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,17 +38,19 @@ def words(tensor: Tensor) -> tuple[Tensor, Tensor]:
 def fingerprint(tensor: Tensor) -> int:
     """A number of 64 bits that follows from type, shape and bits of a tensor.
 
-    Of a large one the sums of rows and columns are hashed, and not all bytes: that takes a fraction of the time.
+    Of a large one the sums of rows and columns are hashed, and not all bytes: that takes a fraction of the time. The upper half of
+    each number is folded into the lower one first, because signs alone would cancel out in a sum.
     """
     hashed = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)} ".encode(), digest_size=8)
     main, rest = words(tensor)
-    if main.numel() * 8 > 4 * _ROW:
-        end = main.numel() * 8 // _ROW * _ROW // 8
-        table = main[:end].view(-1, _ROW // 8)
-        parts = [table.sum(0), table.sum(1), main[end:], rest]
-    else:
-        parts = [main, rest]
-    for part in parts:
+    rows = main.numel() // _ROW if main.numel() > 4 * _ROW else 0
+    weights = _WEIGHTS.to(main.device)
+    for table in main[: rows * _ROW].view(-1, _ROW).split(_ROWS):
+        mixed = table * weights
+        mixed ^= mixed >> 32
+        for sums in (mixed.sum(0), mixed.sum(1)):
+            hashed.update(sums.cpu().numpy().tobytes())
+    for part in (main[rows * _ROW :], rest):
         hashed.update(part.cpu().numpy().tobytes())
     return int.from_bytes(hashed.digest(), "little")
 
@@ -163,6 +168,8 @@ class Replica:
             for name, tensor in (*module.named_parameters(), *(module.named_buffers() if buffers else ())):
                 name = name.replace("_orig_mod.", "") if is_model else f"{name.removeprefix('module.')} of {kind}"
                 found.append(Fingerprint("" if is_model else kind, name, fingerprint(tensor) ^ tensor.requires_grad))
+            for name, number in _leaves(_extra_of(module), "") if buffers else ():
+                found.append(Fingerprint("" if is_model else kind, name if is_model else f"{name} of {kind}", number))
         for item in self.others:
             if isinstance(item, torch.optim.Optimizer):
                 found += self._of_optimizer(item)
@@ -178,6 +185,9 @@ class Replica:
                     yield Fingerprint(key, f"{key} of {self.name(parameter)}", value)
             for key, value in _leaves({key: value for key, value in group.items() if key != "params"}, ""):
                 yield Fingerprint(key, f"{key} of group {index}", value)
+        kind = type(optimizer).__name__
+        for key, value in _leaves(_extra_of_optimizer(optimizer), ""):
+            yield Fingerprint(kind, f"{key} of {kind}", value)
 
     def hyperparameters(self) -> dict[str, Any]:
         """What steps depend on and a gradient does not say: rates, groups, and which parameters are trained."""
@@ -194,6 +204,16 @@ class Replica:
     def save(self) -> bytes:
         """The state without its modules."""
         return _saved(self.others)
+
+    def extra(self) -> list[dict[str, Any]]:
+        """What ``state_dict`` of each module has beside parameters and buffers."""
+        return [_extra_of(module) for module in self.modules]
+
+    def load_extra(self, extra: list[dict[str, Any]]) -> None:
+        """Takes what :meth:`extra` of another rank has."""
+        for module, values in zip(self.modules, extra, strict=True):
+            if values:
+                module.load_state_dict(values, strict=False)
 
     def save_all(self) -> bytes:
         """The state, for a checkpoint: in one piece, because what is in it may not be there yet in the program that loads it."""
@@ -229,6 +249,20 @@ class Replica:
                 item[:] = value
 
 
+def _extra_of(module: nn.Module) -> dict[str, Any]:
+    """What a module's ``state_dict`` has beside parameters and buffers: what ``get_extra_state`` gives, and the like."""
+    known = {name for name, _ in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))}
+    return {name: value for name, value in module.state_dict().items() if name not in known}
+
+
+def _extra_of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What an optimizer has beside its groups and the state of each parameter."""
+    extra = {str(key): value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
+    if type(optimizer).state_dict is not torch.optim.Optimizer.state_dict:
+        extra |= {key: value for key, value in optimizer.state_dict().items() if key not in ("state", "param_groups")}
+    return extra
+
+
 def _saved(items: list[Any]) -> bytes:
     data = io.BytesIO()
     torch.save([item.state_dict() if hasattr(item, "state_dict") else item for item in items], data)
@@ -237,6 +271,12 @@ def _saved(items: list[Any]) -> bytes:
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, value: dict[str, Any]) -> None:
     """As ``load_state_dict``, which would turn state of 32 bits into 16 where its parameter has 16."""
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        # It has more than groups and the state of each parameter.
+        optimizer.load_state_dict(value)
+    for key in [key for key in optimizer.state if not isinstance(key, Tensor)]:
+        del optimizer.state[key]
+    optimizer.state.update({key: part for key, part in value["state"].items() if not isinstance(key, int)})
     for group, theirs in zip(optimizer.param_groups, value["param_groups"], strict=True):
         group.update({key: part for key, part in theirs.items() if key != "params"})
         for parameter, number in zip(group["params"], theirs["params"], strict=True):
