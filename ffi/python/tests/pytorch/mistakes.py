@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 import earlybird
-from earlybird.torch import Gradients, _gradients, partial_hook
+from earlybird.torch import Gradients, ModelAverage, _live, partial_hook
 
 MISTAKES: list[tuple[str, Callable[[Any], None]]] = []
 """What an error says, and a function of a group that has the mistake. No text: the program is right."""
@@ -552,6 +552,105 @@ def gradients_that_a_round_has_left(group: Any) -> None:
         training.partial.step()
 
 
+@says("a GradScaler is given as scaler=, and not in state")
+def scaler_in_state(group: Any) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    Training(group, more=[scaler], scaler=scaler)
+
+
+@says("scaler= is for parameters of 32 bits under autocast")
+def scaler_of_halves(group: Any) -> None:
+    layers = nn.Linear(6, 2).half()
+    Gradients(layers, group=group, scaler=torch.amp.GradScaler("cpu"))
+
+
+@says("weight has no shape yet: make one forward pass before")
+def lazy_layer(group: Any) -> None:
+    Gradients(nn.LazyLinear(2), group=group)
+
+
+@says("adjacency is a sparse buffer")
+def sparse_buffer(group: Any) -> None:
+    layers = nn.Linear(6, 2)
+    layers.register_buffer("adjacency", torch.eye(3).to_sparse())
+    Gradients(layers, group=group)
+
+
+@says("all ranks do the same there")
+def rebuild_on_one_rank(group: Any) -> None:
+    training = plain(group, meet_every=2)
+    training.until_met(2)
+    if dist.get_rank() == 1:
+        training.partial.rebuild()
+    else:
+        training.partial.finish()
+
+
+@says("")
+def layers_that_one_pass_of_a_step_freezes(group: Any) -> None:
+    training = plain(group, meet_every=2)
+    for _ in range(6):
+        training.optimizer.zero_grad()
+        for index, resting in ((0, training.partial.no_sync()), (2, contextlib.nullcontext())):
+            training.layers[index].requires_grad_(False)
+            with resting:
+                training.model(torch.randn(3, 6)).square().sum().backward()
+            training.layers[index].requires_grad_(True)
+        training.partial.step()
+    training.partial.finish()
+
+
+@says("")
+def schedules_in_a_schedule(group: Any) -> None:
+    training = Training(group, meet_every=2)
+    kinds = torch.optim.lr_scheduler
+    parts = [kinds.LinearLR(training.optimizer, 0.5), kinds.OneCycleLR(training.optimizer, 0.1, 4)]
+    inner = kinds.SequentialLR(training.optimizer, parts, [3])
+    chained = kinds.ChainedScheduler([kinds.ConstantLR(training.optimizer, 0.5)], training.optimizer)
+    training.partial.optimizer(training.optimizer, scheduler=[inner, chained])
+    training.steps(12)
+    training.partial.finish()
+
+
+def average(group: Any, model: nn.Module, more: Any = (), **choices: Any) -> ModelAverage:
+    optimizer = torch.optim.SGD([*(it for it in model.parameters() if it.requires_grad), *more], 0.1)
+    return ModelAverage(model, optimizer, group=group, **choices)
+
+
+@says("another Gradients, or ModelAverage, has live rounds")
+def two_averages(group: Any) -> None:
+    for _ in range(2):
+        average(group, nn.Linear(2, 2))
+
+
+@says("0.weight trains, or is, a parameter that was not in the model or was frozen")
+def average_that_thaws(group: Any) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    mean = average(group, model)
+    model[0].requires_grad_(True)
+    mean.step()
+
+
+@says("SGD trains, or is, a parameter that was not in the model or was frozen")
+def average_without_a_parameter_of_its_optimizer(group: Any) -> None:
+    average(group, nn.Linear(2, 2), [nn.Parameter(torch.ones(1))]).step()
+
+
+@says("ranks have different models: rank 0 has weight")
+def averages_of_different_models(group: Any) -> None:
+    average(group, nn.Linear(2, 3 + dist.get_rank()))
+
+
+@says("")
+def another_training_after_the_group_has_ended(group: Any) -> None:
+    other = dist.new_group()
+    training = plain(other)
+    training.backward()
+    dist.destroy_process_group(other)
+    plain(group).steps(1)
+
+
 def check_all(only: str = "") -> None:
     """Makes each mistake on a group of its own, and reads what is said."""
     torch.set_num_threads(1)
@@ -566,7 +665,7 @@ def check_all(only: str = "") -> None:
         except earlybird.Error as error:
             said = str(error)
         # What is left of a training would be in the way of the next one.
-        _gradients._LIVE.clear()
+        _live._LIVE.clear()
         if (text == "") != (said == "") or text not in said:
             wrong.append(f"{mistake.__name__}: {said!r} has not {text!r}")
     print(len(MISTAKES), "mistakes", flush=True)

@@ -6,7 +6,11 @@ torch = pytest.importorskip("torch", reason="SKIPPED: torch is not installed; pi
 
 from ranks import run  # noqa: E402
 
-from earlybird.torch._replica import fingerprint  # noqa: E402
+import numpy as np  # noqa: E402
+from torch import nn  # noqa: E402
+
+import earlybird  # noqa: E402
+from earlybird.torch._replica import Replica, fingerprint  # noqa: E402
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8])
@@ -97,3 +101,44 @@ def test_what_modules_and_optimizers_have_beside_tensors_is_given_and_compared()
         """.replace("\n        ", "\n"),
         3,
     )
+
+
+def _replica(seed: int) -> tuple[Replica, nn.Module]:
+    """A model and state of several kinds, which an average of weights shares."""
+    torch.manual_seed(seed)
+    model, average = nn.Linear(3, 2), nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + np.cos(step + seed)))
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    schedule.step()
+    numbers = {"array": np.arange(3.0) + seed, "half": np.float16(seed), "set": {seed}, "complex": 1j * seed, "tensors": {}}
+    weights = list(average.parameters())
+    # Of another class than what it will be loaded into.
+    numbers["tensors"] = {"weight": weights[0] if seed == 2 else weights[0].detach()}
+    return Replica(model, [optimizer, schedule, weights, numbers]), average
+
+
+@pytest.mark.parametrize("is_checkpoint", [False, True])
+def test_state_comes_back_in_place_and_to_the_bit(is_checkpoint: bool) -> None:
+    (saved, there), (loaded, here) = _replica(1), _replica(2)
+    array = loaded.state[3]["array"]
+    assert loaded.fingerprints(False) != saved.fingerprints(False)
+    if is_checkpoint:
+        loaded.load_all(saved.save_all())
+    else:
+        loaded.load(saved.save())
+    with torch.no_grad():
+        for mine, other in zip(loaded.model.parameters(), saved.model.parameters(), strict=True):
+            mine.copy_(other)
+    assert loaded.fingerprints(False) == saved.fingerprints(False)
+    # What shares the tensors has them, too.
+    assert all(mine.equal(other) for mine, other in zip(here.parameters(), there.parameters(), strict=True))
+    assert array[0] == 1 and loaded.state[3]["array"] is array
+
+
+def test_a_checkpoint_that_could_not_be_loaded_is_not_made() -> None:
+    for value in (object(), {"a": [1, object()]}, np.array([object()])):
+        replica = Replica(nn.Linear(1, 1), [{"mine": value}])
+        with pytest.raises(earlybird.UsageError, match=r"dict\['mine'\].*which a checkpoint would not bring back"):
+            replica.save_all()

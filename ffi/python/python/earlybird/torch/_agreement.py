@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from .._earlybird import collectives
+from .._errors import Mismatch
 from .._world import World
 from ._group import EarlybirdProcessGroup
 from ._replica import Fingerprint, Replica
@@ -30,9 +31,9 @@ class Agreement:
         """Makes a call of the group's world in its turn."""
         return self._group.in_turn(lambda: call(self._group.world, self._timeout))
 
-    def gather(self, value: Any) -> list[Any]:
-        """What each rank has, by rank."""
-        mine = np.frombuffer(pickle.dumps(value), np.uint8)
+    def gather(self, value: Any, place: str) -> list[Any]:
+        """What each rank has, by rank, at a place in its program."""
+        mine = np.frombuffer(pickle.dumps((place, value)), np.uint8)
 
         def call(world: World, timeout: float) -> list[Any]:
             lengths = world.all_gather(np.array([mine.size], np.int64), timeout=timeout).ravel()
@@ -41,7 +42,11 @@ class Agreement:
             rows = world.all_gather(padded, timeout=timeout).reshape(world.size, -1)
             return [pickle.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
 
-        return self.together(call)
+        values = self.together(call)
+        for rank, (its, _) in enumerate(values):
+            if its != place:
+                raise Mismatch(f"rank {rank} is at {its}, and rank {self._group.rank()} at {place}: all ranks do the same there")
+        return [value for _, value in values]
 
     def give(self, giver: int) -> None:
         """One rank's model and state become those of all, to the bit and in place."""
@@ -63,7 +68,7 @@ class Agreement:
         if not is_giver:
             self._replica.load(given)
         if any(extra := self._replica.extra()):
-            self._replica.load_extra(self.gather(extra)[giver])
+            self._replica.load_extra(self.gather(extra, "giving state")[giver])
 
     @torch.no_grad()
     def average_buffers(self, among: Sequence[int] | None = None) -> None:
@@ -74,7 +79,7 @@ class Agreement:
         """
         lowest = 0 if among is None else among[0]
         if any(extra := self._replica.extra()):
-            self._replica.load_extra(self.gather(extra)[lowest])
+            self._replica.load_extra(self.gather(extra, "averaging buffers")[lowest])
         buffers = self._replica.buffers()
         if not buffers:
             return
@@ -107,7 +112,7 @@ class Agreement:
         if all(totals[rank] == totals[ranks[0]] for rank in ranks):
             self._equal_after = rounds
             return None
-        of_ranks = self.gather(mine)
+        of_ranks = self.gather(mine, "a comparison of models")
         sides: dict[tuple[Fingerprint, ...], list[int]] = {}
         for rank in ranks:
             sides.setdefault(tuple(of_ranks[rank]), []).append(rank)

@@ -12,9 +12,10 @@ from torch import nn
 from .._allreduce import Outcome
 from .._errors import UsageError
 from ._agreement import Agreement
-from ._forms import refuse_forms
+from ._forms import compare, compare_kinds, refuse_forms
 from ._group import EarlybirdProcessGroup, group_of
 from ._handin import widest
+from ._live import begin, end, refuse_another
 from ._replica import Replica
 from ._tensors import NAMES, Tensor, bytes_of, lent
 
@@ -61,12 +62,15 @@ class ModelAverage:
         refuse_forms(model)
         self._group = group_of(group, "averages of models")
         self._timeout = self._group._seconds(None) if timeout is None else timeout
+        self._is_synchronous = preset == "local"
+        refuse_another(self, self._is_synchronous)
         self._replica = Replica(model, [optimizer])
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not self._parameters:
             raise UsageError("the model has no parameter that is trained")
         self._dtype = torch.promote_types(torch.float32, widest(self._parameters))
         self._agreement = Agreement(self._group, self._replica, self._timeout)
+        compare_kinds(self._agreement, self._replica)
         self._agreement.give(0)
         # What this rank has taken last, as its parameters have it.
         self._taken = self._flat()
@@ -76,7 +80,6 @@ class ModelAverage:
             lambda world, _: world.allreduce(lengths, dtype=dtype, model=model_of_all, **chosen)
         )
         self._every = every
-        self._is_synchronous = preset == "local"
         self._has_arrived = self._has_finished = False
         self.met = True
         """Collectives on the group are right: before the first step, after ``finish``, and always under ``"local"``."""
@@ -84,7 +87,17 @@ class ModelAverage:
         """Steps of this rank."""
         self.rounds = 0
         """Averages that this rank has taken."""
-        self._group.partial.append(self)
+        begin(self, self._is_synchronous, self._group)
+
+    def _check_parameters(self) -> None:
+        """Refuses parameters that this rank alone would train."""
+        known = set(self._parameters)
+        name = self._replica.unknown(known) or self._replica.optimizer_of_unknown(known)
+        if name is not None:
+            raise UsageError(
+                f"{name} trains, or is, a parameter that was not in the model or was frozen when ModelAverage was made, and is not "
+                "averaged: finish(), and make a new ModelAverage with all that is trained"
+            )
 
     def _flat(self) -> Tensor:
         parts = [parameter.detach().reshape(-1).to("cpu", self._dtype) for parameter in self._parameters]
@@ -98,6 +111,7 @@ class ModelAverage:
         if self._has_finished:
             raise UsageError("these averages have finished; make a new ModelAverage")
         if not self._has_arrived:
+            self._check_parameters()
             self.steps += 1
             self.met = self._is_synchronous
             if self.steps % self._every != 0:
@@ -163,9 +177,13 @@ class ModelAverage:
         group, flat = self._group, self._flat()
         opts = dist.AllreduceOptions()
         opts.reduceOp = dist.ReduceOp.AVG
-        group.partial.remove(self)
+        end(self, group)
         self.met = True
         group.allreduce([flat], opts).wait()
         self._put(flat.split([parameter.numel() for parameter in self._parameters]))
         self._agreement.average_buffers()
         self._has_finished = True
+        mine = {"the model": f"{self._replica.fingerprint_of_model():016x}"}
+        compare(
+            self._agreement, "finish()", mine, "{name} is {first} on rank 0 and {value} on rank {rank}: a frozen layer has changed"
+        )

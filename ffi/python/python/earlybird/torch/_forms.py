@@ -7,6 +7,7 @@ from itertools import zip_longest
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from .._errors import Mismatch, UsageError
 from ._agreement import Agreement
@@ -30,6 +31,11 @@ def refuse_forms(model: nn.Module) -> None:
                 f"{name} is sharded (FSDP, tensor parallelism), and shards of one replica would be in different rounds: take a "
                 "whole model on each rank"
             )
+        if is_lazy(parameter):
+            raise UsageError(f"{name} has no shape yet: make one forward pass before")
+    for name, buffer in model.named_buffers():
+        if buffer.layout != torch.strided:
+            raise UsageError(f"{name} is a sparse buffer, which ranks cannot compare: keep it as an attribute, or dense")
 
 
 def ways(replica: Replica, device: torch.device) -> dict[str, str]:
@@ -47,9 +53,9 @@ def ways(replica: Replica, device: torch.device) -> dict[str, str]:
     }
 
 
-def compare(agreement: Agreement, mine: dict[str, str], problem: str) -> None:
+def compare(agreement: Agreement, place: str, mine: dict[str, str], problem: str) -> None:
     """Refuses ranks that differ in one of these; ``problem`` says what that means, and what to do."""
-    first, *others = agreement.gather(mine)
+    first, *others = agreement.gather(mine, place)
     for rank, theirs in enumerate(others, 1):
         for name, value in theirs.items():
             if value != first[name]:
@@ -60,6 +66,7 @@ def compare_ways(agreement: Agreement, mine: dict[str, str]) -> None:
     """Refuses ranks that would compute different bits from the same gradients."""
     compare(
         agreement,
+        "the first step()",
         mine,
         "ranks compute differently: {name} of rank 0 is {first}, and of rank {rank} {value}; make them equal, or take "
         'unequal="copy"',
@@ -68,7 +75,12 @@ def compare_ways(agreement: Agreement, mine: dict[str, str]) -> None:
 
 def compare_choices(agreement: Agreement, mine: dict[str, str]) -> None:
     """Refuses ranks that have chosen differently what the collective does not compare."""
-    compare(agreement, mine, "{name} is {first} on rank 0 and {value} on rank {rank}: all ranks pass the same")
+    compare(agreement, "the construction", mine, "{name} is {first} on rank 0 and {value} on rank {rank}: all ranks pass the same")
+
+
+def _order_of(tensor: torch.Tensor) -> str:
+    """How its elements lie in memory, if not row by row."""
+    return "" if tensor.layout != torch.strided or tensor.is_contiguous() else f", strides {tensor.stride()}"
 
 
 def compare_kinds(agreement: Agreement, replica: Replica) -> None:
@@ -80,10 +92,10 @@ def compare_kinds(agreement: Agreement, replica: Replica) -> None:
         *((f"{name} of {type(module).__name__}", tensor) for module in modules for name, tensor in module.state_dict().items()
           if isinstance(tensor, torch.Tensor)),
     ]
-    mine = [f"{name} ({tensor.dtype}, {tuple(tensor.shape)})" for name, tensor in named]
+    mine = [f"{name} ({tensor.dtype}, {tuple(tensor.shape)}{_order_of(tensor)})" for name, tensor in named]
     mine += [name for extra in replica.extra() for name in extra]
     mine += [f"{type(item).__name__} in state" for item in replica.state]
-    first, *others = agreement.gather(mine)
+    first, *others = agreement.gather(mine, "the construction, or rebuild()")
     for rank, theirs in enumerate(others, 1):
         for one, other in zip_longest(first, theirs, fillvalue="nothing"):
             if one != other:

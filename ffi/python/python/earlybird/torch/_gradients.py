@@ -23,6 +23,7 @@ from ._forms import compare, compare_choices, compare_kinds, compare_ways, refus
 from ._group import EarlybirdProcessGroup, group_of
 from ._handin import HandIn
 from ._leaving import Leaving
+from ._live import begin, end, refuse_another
 from ._replica import Replica
 from ._rounds import Account, Round, random_numbers
 from ._schedule import by_round
@@ -30,10 +31,6 @@ from ._tensors import NAMES
 from ._wrapped import hook, refuse_choices_of, rest
 
 _LOG = logging.getLogger("earlybird")
-
-# Trainings of this process with rounds.
-_LIVE: weakref.WeakSet[Gradients] = weakref.WeakSet()
-
 
 class Gradients:
     """Sums the gradients of a model in partial rounds, so that all ranks train one model.
@@ -121,6 +118,8 @@ class Gradients:
         self._agreement: Agreement | None = None
         self._sum: BucketedAllreduce | None = None
         self._handin = HandIn(model, scaler, self._begin_step, by_hook)
+        if any(isinstance(item, torch.amp.GradScaler) for item in self._replica.state):
+            raise UsageError("a GradScaler is given as scaler=, and not in state: each rank has a scale of its own")
         if wrapped is not None and by_hook:
             self._no_sync = wrapped.no_sync
             self._at_the_end.append(hook(wrapped, self._handin.take_bucket))
@@ -197,7 +196,7 @@ class Gradients:
             raise UsageError("step() was called in the function of on_round, which step() calls")
         sum = self._open()
         self._check_hyperparameters()
-        self._replica.check_parameters(self._handin)
+        self._check_parameters()
         self._handin.complete()
         with self._account.waiting(), self._handin.failure.noted():
             outcomes = sum.wait(self._timeout)
@@ -235,15 +234,15 @@ class Gradients:
         for outcome in sum.leave(seconds):
             self._apply(outcome)
         leaving.wait_for_all(seconds)
-        counts = agreement.gather((self.rounds, self.contributions))
+        ends = agreement.gather((self.rounds, self.contributions, self._account.of_ranks), "finish()")
+        counts = [count for *count, _ in ends]
         most = [rank for rank, count in enumerate(counts) if count == max(counts)]
         agreement.average_buffers(among=most)
         self._compare(among=most)
         agreement.give(most[0])
-        self.rounds, self.contributions = counts[most[0]]
+        self.rounds, self.contributions, self._account.of_ranks = ends[most[0]]
         _LOG.info("finished after round %d with one model (%d contributions)", self.rounds, self.contributions)
-        self._group.partial.remove(self)
-        _LIVE.discard(self)
+        end(self, self._group)
         self._handin.end()
         self._sum, self.met, self._has_finished = None, True, True
         for hook in self._hooks:
@@ -267,8 +266,7 @@ class Gradients:
             for _ in self._sum.leave(self._timeout):
                 # Rounds that have leavers only.
                 pass
-            self._group.partial.remove(self)
-            _LIVE.discard(self)
+            end(self, self._group)
             self._restored, self._sum = self.rounds, None
         self._replica.name_parameters()
         self._handin.rebuild(self._replica.model)
@@ -370,7 +368,7 @@ class Gradients:
         self._group = group_of(self._given_group, "partial gradients")
         self._timeout = self._group._seconds(None) if self._given_timeout is None else self._given_timeout
         self._group.world.check_choices(buckets=self._buckets, **self._choices)
-        self._refuse_another(self._group)
+        refuse_another(self, self._is_synchronous)
         self._agreement = Agreement(self._group, self._replica, self._timeout)
         compare_kinds(self._agreement, self._replica)
         chosen = {"meet_every": str(self._meet_every), "unequal": self._unequal, "seed": str(self._seed)}
@@ -390,11 +388,12 @@ class Gradients:
         self._connect()
         group, agreement = self._group, self._agreement
         assert group is not None and agreement is not None
-        self._refuse_another(group)
+        refuse_another(self, self._is_synchronous)
         if self._unequal != "copy":
             compare_ways(agreement, ways(self._replica, self._handin.parameters[0].device))
         compare(
             agreement,
+            "the first step()",
             {"rounds": str(self.rounds), "contributions": str(self.contributions)},
             "{name} of rank 0 is {first}, and of rank {rank} {value}: all ranks load one checkpoint, or none",
         )
@@ -408,17 +407,8 @@ class Gradients:
         self._sum = agreement.together(made)
         self._handin.connect(self._sum)
         self._leaving = Leaving(group.world)
-        group.partial.append(self)
-        _LIVE.add(self)
+        begin(self, self._is_synchronous, group)
         return self._sum
-
-    def _refuse_another(self, group: EarlybirdProcessGroup) -> None:
-        others = {*group.partial, *_LIVE} - {self}
-        if any(not (other._is_synchronous and self._is_synchronous) for other in others):
-            raise UsageError(
-                "another Gradients, or ModelAverage, has live rounds, and ranks would wait in the one for ranks in the other: use "
-                "one for both models, Gradients(nn.ModuleList([a, b]), ...), or finish() the other first"
-            )
 
     # Rounds.
 
@@ -435,7 +425,9 @@ class Gradients:
             raise UsageError("this training has finished, and its hook is there still: put the module into another DDP")
         self._check_problem()
         if self.met:
-            self._remembered = self._replica.hyperparameters()
+            # A backward pass is under way, for which layers may be frozen.
+            now = self._replica.hyperparameters()
+            self._remembered = {name: value for name, value in now.items() if not name.startswith("requires_grad of ")}
         self.met = self._is_synchronous and not self._some_left
 
     def _apply(self, outcome: BucketOutcome) -> None:
@@ -508,12 +500,26 @@ class Gradients:
                 f"{kind} makes steps in the function of on_round and is not in state: Gradients(..., state=[optimizer, ...])"
             )
 
+    def _check_parameters(self) -> None:
+        """Refuses parameters that this rank alone would train: those whose gradients are not handed in."""
+        if (name := self._replica.unknown(self._handin)) is not None:
+            raise UsageError(
+                f"{name} was frozen when Gradients was made, or has come later, and its gradient is not handed in: freeze "
+                "layers after Gradients is made, or call partial.rebuild() where partial.met is true"
+            )
+        if (kind := self._replica.optimizer_of_unknown(self._handin)) is not None:
+            raise UsageError(
+                f"{kind} has a parameter that is not in the model, and its gradient is not handed in: put it in, as in "
+                "Gradients(nn.ModuleList([model, loss]), ...)"
+            )
+
     def _check_hyperparameters(self) -> None:
         if self.met:
             return
         now, before = self._replica.hyperparameters(), self._remembered
         for name in before | now:
-            if before.get(name) == now.get(name):
+            is_not_known = name not in before and name.startswith("requires_grad of ")
+            if is_not_known or before.get(name) == now.get(name):
                 continue
             how = "has other parameters" if name.startswith("params ") else f"was {before.get(name)} and is {now.get(name)}"
             raise UsageError(

@@ -20,6 +20,7 @@ from .._errors import UsageError
 from .._world import World
 from . import _tensors
 from ._cuda import ready, staged
+from ._live import end
 from ._meeting import meet
 from ._monitored import monitored_barrier
 from ._queue import Calls, MadeCall, end_all
@@ -102,6 +103,8 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         self._calls.end()
         # One may wait for a message that never comes.
         end_all(list(self._messages.values()))
+        for training in list(self.partial):
+            end(training, self)
         self.world.close()
 
     def abort(self) -> None:

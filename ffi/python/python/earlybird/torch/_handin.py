@@ -79,6 +79,8 @@ class HandIn:
             raise UsageError("the model has no parameter that is trained")
         self._names, self.parameters = list(named), list(named.values())
         self.dtype = widest(self.parameters)
+        if self._scaler is not None and any(parameter.dtype == torch.float16 for parameter in self.parameters):
+            raise UsageError("scaler= is for parameters of 32 bits under autocast: gradients of float16 without its scale would be zeros")
         self._index = {parameter: index for index, parameter in enumerate(self.parameters)}
         self._smallest = min(range(len(self.parameters)), key=lambda index: self.parameters[index].numel())
         hooked = [] if self._by_hook else self.parameters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections import Counter, OrderedDict
 from collections.abc import Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -20,6 +21,18 @@ _ROW, _ROWS = 1024, 256
 
 # An odd number for each column: an element counts differently in each place.
 _WEIGHTS = torch.arange(_ROW, dtype=torch.int64) * 2 * 0x1E3779B97F4A7C15 + 1
+
+
+# What a checkpoint may have beside tensors, dictionaries and lists.
+_PLAIN = (
+    np.ndarray, np.generic, bool, int, float, complex, str, bytes, bytearray, set, frozenset, type(None), torch.dtype, torch.device,
+)  # fmt: skip
+
+# What its loader takes beside what torch does.
+_SAFE: list[Any] = [
+    set, frozenset, complex, np.ndarray, np.dtype, np.array(0).__reduce__()[0], np.float64(0).__reduce__()[0],
+    *{type(np.dtype(code)) for code in np.typecodes["All"] if code != "O"},
+]  # fmt: skip
 
 
 def words(tensor: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,21 +142,18 @@ class Replica:
         """What is in the state and no module."""
         return [item for item in self.state if not isinstance(item, nn.Module)]
 
-    def check_parameters(self, known: Container[Tensor]) -> None:
-        """Refuses parameters that this rank alone would train: those whose gradients are not handed in."""
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad and parameter not in known:
-                raise UsageError(
-                    f"{name} was frozen when Gradients was made, or has come later, and its gradient is not handed in: freeze "
-                    "layers after Gradients is made, or call partial.rebuild() where partial.met is true"
-                )
+    def unknown(self, known: Container[Tensor]) -> str | None:
+        """The name of a parameter that is trained and is none of these."""
+        named = self.model.named_parameters()
+        return next((name for name, parameter in named if parameter.requires_grad and parameter not in known), None)
+
+    def optimizer_of_unknown(self, known: Container[Tensor]) -> str | None:
+        """The class of an optimizer that trains a parameter which is none of these."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 if any(parameter.requires_grad and parameter not in known for parameter in group["params"]):
-                    raise UsageError(
-                        f"{type(optimizer).__name__} has a parameter that is not in the model, and its gradient is not handed in: "
-                        "put it in, as in Gradients(nn.ModuleList([model, loss]), ...)"
-                    )
+                    return type(optimizer).__name__
+        return None
 
     def fingerprint_of_model(self) -> int:
         """One for all parameters."""
@@ -217,6 +227,8 @@ class Replica:
 
     def save_all(self) -> bytes:
         """The state, for a checkpoint: in one piece, because what is in it may not be there yet in the program that loads it."""
+        for item in self.state:
+            _refuse_unsafe(item.state_dict() if hasattr(item, "state_dict") else item, type(item).__name__)
         return _saved(self.state)
 
     @torch.no_grad()
@@ -228,7 +240,8 @@ class Replica:
     def load_all(self, data: bytes) -> None:
         """Takes the state from a checkpoint, to the bit and in place."""
         # A file may come from elsewhere, and what it says to run is not run.
-        saved = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(_SAFE):
+            saved = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         if len(saved) != len(self.state):
             raise UsageError(f"the checkpoint has {len(saved)} things in state, and here are {len(self.state)}")
         self._load(self.state, saved)
@@ -240,13 +253,43 @@ class Replica:
                 _load_optimizer(item, value)
             elif hasattr(item, "load_state_dict"):
                 item.load_state_dict(value)
-            elif isinstance(item, Tensor):
-                item.copy_(value)
-            elif isinstance(item, dict):
-                item.clear()
-                item.update(value)
-            else:
-                item[:] = value
+            elif _put(item, value) is not item:
+                raise UsageError(f"the {type(item).__name__} in state has another shape or type than here")
+
+
+def _put(item: Any, value: Any) -> Any:
+    """Puts a value where another one is, in place as far as it goes: a tensor in a list may be another's, too. Returns what is
+    there now."""
+    if any(isinstance(item, kind) and isinstance(value, kind) for kind in (Tensor, np.ndarray)):
+        if (item.shape, item.dtype) == (value.shape, value.dtype):
+            item[...] = value
+            return item
+    elif isinstance(item, dict) and isinstance(value, dict):
+        parts = {key: _put(item.get(key), part) for key, part in value.items()}
+        item.clear()
+        item.update(parts)
+        return item
+    elif isinstance(item, list) and isinstance(value, list):
+        item[:] = [_put(item[index] if index < len(item) else None, part) for index, part in enumerate(value)]
+        return item
+    elif isinstance(item, tuple) and isinstance(value, tuple) and len(item) == len(value):
+        return tuple(map(_put, item, value))
+    return value
+
+
+def _refuse_unsafe(value: Any, path: str) -> None:
+    """Refuses what a checkpoint does not bring back, because loading it could run anything."""
+    if type(value) in (dict, OrderedDict, Counter):
+        for key, part in value.items():
+            _refuse_unsafe(part, f"{path}[{key!r}]")
+    elif type(value) in (list, tuple, torch.Size):
+        for index, part in enumerate(value):
+            _refuse_unsafe(part, f"{path}[{index}]")
+    elif not isinstance(value, (Tensor, *_PLAIN)) or getattr(value, "dtype", None) == object:
+        raise UsageError(
+            f"{path} is a {type(value).__name__}, which a checkpoint would not bring back: state has tensors, arrays, numbers and texts, in "
+            "lists and dictionaries"
+        )
 
 
 def _extra_of(module: nn.Module) -> dict[str, Any]:

@@ -32,13 +32,13 @@ class Account:
     def __init__(self) -> None:
         self._begun = time.monotonic()
         self._waited = 0.0
-        # By rank: contributions, those that were late, and by how many rounds they were, all together.
-        self._of_ranks: dict[int, tuple[int, int, int]] = {}
+        self.of_ranks: dict[int, tuple[int, int, int]] = {}
+        """By rank: contributions, those that were late, and by how many rounds they were, all together."""
 
     def note(self, rank: int, age: int) -> None:
         """Notes a contribution, by how many rounds it was late."""
-        all, late, ages = self._of_ranks.get(rank, (0, 0, 0))
-        self._of_ranks[rank] = all + 1, late + (age > 0), ages + age
+        all, late, ages = self.of_ranks.get(rank, (0, 0, 0))
+        self.of_ranks[rank] = all + 1, late + (age > 0), ages + age
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -59,7 +59,7 @@ class Account:
             "contributions/s": contributions / seconds,
             "waited": self._waited,
         }
-        for rank, (all, late, ages) in sorted(self._of_ranks.items()):
+        for rank, (all, late, ages) in sorted(self.of_ranks.items()):
             numbers[f"late/{rank}"] = late / all
             numbers[f"age/{rank}"] = ages / all
         return numbers

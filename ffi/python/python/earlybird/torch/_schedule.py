@@ -14,10 +14,12 @@ def by_round(schedule: LRScheduler, may_step: Callable[[], bool]) -> None:
     A schedule that goes beyond them raises its rate again, then fails. Its class is replaced: an attribute would be in its
     ``state_dict``.
     """
+    for part in getattr(schedule, "_schedulers", ()):
+        by_round(part, lambda: True)
     kind = type(schedule)
 
     def step(self: Any, *arguments: Any, **named: Any) -> None:
-        is_over = self.last_epoch >= getattr(self, "total_steps", float("inf")) - 1
+        is_over = getattr(self, "last_epoch", -1) >= getattr(self, "total_steps", float("inf")) - 1
         if may_step() and not is_over:
             kind.step(self, *arguments, **named)
 
