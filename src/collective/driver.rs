@@ -4,22 +4,24 @@
 mod cells;
 #[cfg(all(test, loom))]
 mod loom_tests;
+mod programs;
 mod reducing;
 mod relaying;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::core::{Cells, Counted, Cut, Effort, Entry, Machine, Op, Plan, Time, Token};
+use super::core::{Counted, Data, Effort, Entry, Input, Machine, Op, Operands, Plan, ProgramOp, Time, Token};
 use crate::error::{Error, Result};
 use crate::executor::deferred_work::Provider;
-use crate::fabric::{Access, At, Change, Completion, Endpoint, Lender, Posted, Region, Signal};
+use crate::fabric::{Access, At, Completion, Endpoint, Lender, Posted, Region, Signal};
 use crate::fault::{Crash, Fault, Fuse};
 use crate::rank_set::RankSet;
-use crate::reduce::{Arena, DefaultFloats, Dtype, Goal, Place, Reduce, Source};
+use crate::reduce::{Arena, DefaultFloats, Dtype, Place, Reduce, Source};
 use crate::rule::{Absent, MovementBy, Scale};
 use crate::sync;
-use crate::trigger::{Chunk, LAST_ROUND};
+use crate::trigger::LAST_ROUND;
 use cells::HostCells;
 use relaying::Parts;
 
@@ -72,6 +74,8 @@ pub(crate) struct Driver {
     /// The parts of a cut that a program's reduction assembles.
     parts: Parts,
     sources: Vec<Source>,
+    /// The lists of the operation that is being carried out.
+    operands: Operands,
     /// The effort of the last poll, if the machine found nothing to do and this rank has changed
     /// nothing since.
     settled: Option<Effort>,
@@ -104,20 +108,28 @@ impl Reduction {
         (factor != 0.0).then_some(Source { at, wide: false, factor })
     }
 
-    /// The divisor of the sum over a cut, if any.
-    pub(crate) fn divisor(self, ranks: u32, cut: &Cut) -> Option<f64> {
+    /// The divisor of the sum over the contributions of a cut, if any.
+    pub(crate) fn divisor(self, ranks: u32, contributions: impl Iterator<Item = Entry>) -> Option<f64> {
         let divisor = match self.scale {
             // Ages are those of groups by order of arrival.
             Scale::Sum | Scale::Ages(_) => return None,
             Scale::World => f64::from(ranks),
-            Scale::Contributions => cut.contributions().count() as f64,
+            Scale::Contributions => contributions.count() as f64,
             Scale::Weights => {
-                let factors = cut.contributions().map(|entry| f64::from(self.factor(entry)));
+                let factors = contributions.map(|entry| f64::from(self.factor(entry)));
                 DefaultFloats::compute(factors, Iterator::sum)
             }
         };
         // Without a contribution of any weight the mean is 0, like the sum.
         Some(divisor).filter(|&divisor| divisor != 1.0 && divisor > 0.0)
+    }
+
+    /// What a reduction reads, as a source; `None` if its factor is 0.
+    fn source_of(self, Input { at, entry }: Input) -> Option<Source> {
+        match entry {
+            None => Some(Source { at, wide: false, factor: 1.0 }),
+            Some(entry) => self.source(entry, at),
+        }
     }
 
     fn kind(self) -> (Dtype, Reduce) {
@@ -170,6 +182,7 @@ impl Driver {
             provider,
             parts,
             sources,
+            operands: Operands::default(),
             settled: None,
             fuse: None,
         })
@@ -178,6 +191,7 @@ impl Driver {
     /// Makes the memory that rounds need now, so that none of them allocates any.
     pub(crate) fn reserve(&mut self) {
         self.machine.reserve();
+        self.operands.reserve(self.machine.plan());
         self.parts.cut.reserve();
         self.arena.reserve();
     }
@@ -216,7 +230,7 @@ impl Driver {
     /// Carries out what the machine has asked for.
     #[inline]
     pub(crate) fn carry_out(&mut self, now: Time) -> Result<()> {
-        while let Some(op) = self.machine.next_op() {
+        while let Some(op) = self.machine.next_op(&mut self.operands) {
             self.settled = None;
             self.execute(op, now)?;
         }
@@ -237,7 +251,7 @@ impl Driver {
     /// was one. Without effort it does not look at the network, which costs as much as all the
     /// rest: a rank that has just sent something need not look for the answer.
     pub(crate) fn step(&mut self, now: Time, effort: Effort) -> Result<bool> {
-        if let Some(op) = self.machine.next_op() {
+        if let Some(op) = self.machine.next_op(&mut self.operands) {
             self.settled = None;
             self.execute(op, now)?;
             return Ok(true);
@@ -284,42 +298,6 @@ impl Driver {
         Ok(completion.is_some())
     }
 
-    /// Records what a provider has done since, and with some effort reduces what has come.
-    fn look_at_provider(&mut self, effort: Effort) -> Result<()> {
-        let Driver { provider: Some(provider), machine, control, arena, reduction, parts, .. } = self else {
-            return Ok(());
-        };
-        let plan = machine.plan();
-        if let Some(round) = machine.nearly_over()
-            && provider.is_over(round)?
-        {
-            control.announce(plan.over(round), round);
-        }
-        let Some((round, wanted)) = machine.expected().filter(|_| effort > Effort::Nothing) else { return Ok(()) };
-        let record = plan.record(round);
-        if control.load(record) != round && provider.has_outcome(round)? {
-            let scratch = &mut parts.cut;
-            scratch.begin(round, None);
-            for rank in 0..plan.ranks {
-                let (deposit, weights) = provider.deposit_of(round, rank)?;
-                scratch.add_gate(rank, deposit, |row| weights[row as usize]);
-            }
-            control.store_down(plan.recorded(record), scratch.encode());
-            if wanted {
-                let source = |entry: Entry| {
-                    let at = provider.place_of(round, entry.rank, entry.buffer);
-                    reduction.source(entry, Place::Here(at))
-                };
-                debug_assert!(round > machine.landed(), "{WRITTEN_ONCE}");
-                let goal = Goal { at: plan.outcome(round), wide: false };
-                let (elements, divisor) = (plan.bytes / reduction.dtype.size(), reduction.divisor(plan.ranks, scratch));
-                arena.combine(reduction.kind(), scratch.contributions().filter_map(source), goal, elements, divisor);
-            }
-            control.announce(record, round);
-        }
-        Ok(())
-    }
-
     /// The provider that runs the program.
     pub(crate) fn provider(&mut self) -> Option<&mut Provider> {
         self.provider.as_deref_mut()
@@ -362,8 +340,8 @@ impl Driver {
     /// Whether a rank may already read what an operation writes, if that is a reduction.
     pub(crate) fn is_announced(&self, op: &Op) -> bool {
         match *op {
-            Op::Run(task) => self.machine.is_announced(task, &self.control),
-            Op::Combine { round, .. } => self.machine.is_done(round, &self.control),
+            Op::Program(ProgramOp::Run(task)) => self.machine.is_announced(task, &self.control),
+            Op::Combine { round: Some(round), .. } => self.machine.is_done(round, &self.control),
             _ => true,
         }
     }
@@ -381,89 +359,68 @@ impl Driver {
         }
     }
 
-    fn signal(&self, host: u32, cell: usize, change: Change, token: Token) -> Signal {
-        Signal { at: self.cell_at(host, cell), change, awaited: is_awaited(token) }
-    }
-
     fn data_at(&self, host: u32, offset: usize) -> At {
         At { region: self.regions.data[host as usize], offset }
-    }
-
-    fn own_data_at(&self, offset: usize) -> At {
-        self.data_at(self.machine.plan().host(), offset)
     }
 
     fn execute(&mut self, op: Op, now: Time) -> Result<()> {
         match op {
             // Release: a rank that sees a tag sees the contribution; one that sees a round released
-            // knows that its outcome is not read any more.
+            // knows that its outcome is not read any more; one that sees the round of a record, the cut.
             Op::Store { cell, value } => self.control.announce(cell, value),
             Op::Raise { cell, value } => {
                 Fuse::pass(&mut self.fuse, Crash::BetweenSignals);
                 self.control.raise(cell, value);
             }
             Op::Fence => sync::full_fence(),
-            Op::Signal { host, data, cell, change, token } => {
-                let signal = self.signal(host, cell, change, token);
-                let data = data.filter(|_| !self.machine.plan().fault(Fault::SignalWithoutData));
-                let posted = match data {
-                    None => self.endpoint.signal(signal, token.code())?,
-                    Some((from, to, len)) => {
-                        let (from, to) = (self.own_data_at(from), self.data_at(host, to));
-                        self.endpoint.put(from, to, len, Some(signal), token.code())?
-                    }
+            Op::Put { host, data, signal, token } => {
+                let signal = signal.map(|(cell, change)| Signal {
+                    at: self.cell_at(host, cell),
+                    change,
+                    awaited: is_awaited(token),
+                });
+                let without = signal.is_some() && self.machine.plan().fault(Fault::SignalWithoutData);
+                let data = data.filter(|data| !without || matches!(data, Data::Cells { .. }));
+                let posted = match (data.map(|data| self.ends_of(data, host)), signal) {
+                    (Some((from, to, len)), signal) => self.endpoint.put(from, to, len, signal, token.code())?,
+                    (None, Some(signal)) => self.endpoint.signal(signal, token.code())?,
+                    (None, None) => Posted::Done(0),
                 };
                 self.posted(posted, token, now);
             }
-            Op::Clear { host, round, token } => self.clear(host, round, token, now)?,
+            Op::Clear { host, first, count, token } => self.clear(host, first..first + count, token, now)?,
             Op::Atomic { host, cell, atomic, token } => {
                 let posted = self.endpoint.atomic(self.cell_at(host, cell), atomic, token.code())?;
                 self.posted(posted, token, now);
             }
-            Op::Put { host, from, to, len, token } => {
-                let (from, to) = (self.own_data_at(from), self.data_at(host, to));
-                let posted = self.endpoint.put(from, to, len, None, token.code())?;
-                self.posted(posted, token, now);
-            }
-            Op::Read { host, from, len, row, token } => {
+            Op::Read { host, from, len, to, token } => {
                 let from = self.data_at(host, from);
                 if let Some(region) = self.staging {
-                    let to = At { region, offset: row * self.machine.plan().staging_row() };
-                    let posted = self.endpoint.read(from, to, len, token.code())?;
+                    let posted = self.endpoint.read(from, At { region, offset: to }, len, token.code())?;
                     self.posted(posted, token, now);
                 }
             }
-            Op::Combine { round, from, len } => self.combine(Some(round), (from, len)),
-            Op::Average { round, group, from, len } => self.average(round, group, (from, len)),
-            Op::CombineRead { from, len } => self.combine(None, (from, len)),
-            Op::Run(task) => self.run(task),
-            Op::Seal { round, deposit, initiator, crowded, pieces, order } => {
-                let whole = Chunk { from: 0, to: pieces, of: pieces };
-                self.seal(round, (deposit, initiator), crowded, (whole, order));
-            }
-            Op::Sum { round, from, to, chunk, order } => self.sum(round, from, to, (chunk, order)),
-            Op::Publish { host, round, token } => self.publish(host, round, token, now)?,
-            Op::Arm { round } => self.offloaded(|provider| provider.arm(round))?,
-            Op::Ready { round } => self.offloaded(|provider| provider.ready(round))?,
-            Op::SignalArrival { round } => self.offloaded(|provider| provider.give(round))?,
-            Op::RevokeGateToken { round, token } => {
-                let taken = self.offloaded(|provider| provider.take_back(round))?;
-                self.machine.complete(token, u64::from(taken), now);
-            }
-            Op::Deposit { round, gate, buffer, row, weight } => {
-                let plan = self.machine.plan();
-                let from = plan.contribution(plan.me, buffer);
-                self.offloaded(|provider| provider.let_in(round, gate, from, row, weight))?;
-            }
+            Op::Combine { to, len, .. } => self.combine((to, len)),
+            Op::Average { models, divisor, to, len, .. } => self.average(models as usize, divisor, (to, len)),
+            Op::Copy { from, to, len } => self.copy(from, (to, len)),
+            Op::Record { last, .. } => self.control.store_down(last, self.operands.words.iter().copied()),
             Op::Wake { most, interest } => {
                 self.endpoint.wake(most, interest as u32);
             }
+            Op::Program(op) => self.execute_program(op, now)?,
         }
         Ok(())
     }
 
-    fn offloaded<R: Default>(&mut self, run: impl FnOnce(&mut Provider) -> Result<R>) -> Result<R> {
-        self.provider.as_mut().map_or(Ok(R::default()), |provider| run(provider))
+    /// Where data comes from on the own host, where it goes to, and its bytes.
+    fn ends_of(&self, data: Data, host: u32) -> (At, At, usize) {
+        let own = self.machine.plan().host();
+        match data {
+            Data::Bytes { from, to, len } => (self.data_at(own, from), self.data_at(host, to), len),
+            Data::Cells { first, count } => {
+                (self.cell_at(own, first), self.cell_at(host, first), count * size_of::<u64>())
+            }
+        }
     }
 
     fn posted(&mut self, posted: Posted, token: Token, now: Time) {
@@ -472,51 +429,24 @@ impl Driver {
         }
     }
 
-    fn clear(&mut self, host: u32, round: u64, token: Token, now: Time) -> Result<()> {
+    fn clear(&mut self, host: u32, cells: Range<usize>, token: Token, now: Time) -> Result<()> {
         let plan = self.machine.plan();
-        let first = plan.word(round, 0);
-        let count = if plan.fault(Fault::ForgetClaims) { plan.words() as usize } else { plan.home_cells() };
         let posted = match self.zeros.filter(|_| host != plan.host()) {
             None => {
                 // Visible to all ranks that learn of this round's end from the record, which is
                 // stored with release order after this.
-                self.control.clear(first..first + count);
+                self.control.clear(cells);
                 Posted::Done(0)
             }
             Some(region) => {
-                let to = self.cell_at(host, first);
+                let to = self.cell_at(host, cells.start);
                 let unawaited = plan.fault(Fault::ClearUnawaited);
                 let code = if unawaited { UNHEEDED } else { token.code() };
-                let posted = self.endpoint.put(At { region, offset: 0 }, to, count * size_of::<u64>(), None, code)?;
+                let bytes = cells.len() * size_of::<u64>();
+                let posted = self.endpoint.put(At { region, offset: 0 }, to, bytes, None, code)?;
                 if unawaited { Posted::Done(0) } else { posted }
             }
         };
-        self.posted(posted, token, now);
-        Ok(())
-    }
-
-    /// Writes the record: on the own host with its round last, and from there to another host, with the outcome if that lies
-    /// in it.
-    fn publish(&mut self, host: u32, round: u64, token: Token, now: Time) -> Result<()> {
-        let (plan, cut) = (self.machine.plan(), self.machine.cut(round));
-        let record = plan.record(round);
-        if host == plan.host() {
-            self.control.store_down(plan.recorded(record), cut.encode());
-            // Release: a rank that sees the round sees the cut, the cleared words of the next
-            // round, and for small data the outcome.
-            self.control.announce(record, round);
-            self.machine.complete(token, 0, now);
-            return Ok(());
-        }
-        // With what lies between the cut and its round.
-        let lowest = plan.recorded(record) - cut.entries().len() + usize::from(plan.fault(Fault::ShortRecord));
-        let bytes = (record - lowest) * size_of::<u64>();
-        let (from, to) = (self.cell_at(plan.host(), lowest), self.cell_at(host, lowest));
-        let mut signal = Some(self.signal(host, record, Change::Set(round), token));
-        if let Some(early) = signal.take_if(|_| plan.fault(Fault::PublishBeforeEntries)) {
-            self.endpoint.signal(early, UNHEEDED)?;
-        }
-        let posted = self.endpoint.put(from, to, bytes, signal, token.code())?;
         self.posted(posted, token, now);
         Ok(())
     }

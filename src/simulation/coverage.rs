@@ -158,26 +158,23 @@ const OPERATIONS: [&str; 12] = [
 #[inline]
 pub(super) fn operation(op: &Op) -> u32 {
     let index = match op {
-        Op::CombineRead { .. } => Some(11),
-        Op::Signal { token, .. }
-        | Op::Clear { token, .. }
-        | Op::Put { token, .. }
-        | Op::Atomic { token, .. }
-        | Op::Read { token, .. }
-        | Op::Publish { token, .. } => match token {
-            Token::Counted { what: Counted::Push, .. } => Some(0),
-            Token::Counted { what: Counted::Read, .. } => Some(7),
-            Token::Ticket => Some(1),
-            Token::Probe | Token::Look => Some(2),
-            Token::Close => Some(3),
-            Token::Place => Some(4),
-            Token::Clear => Some(5),
-            Token::Claim => Some(6),
-            Token::Done => Some(8),
-            Token::Deposit => Some(9),
-            Token::Swap => Some(10),
-            Token::Counted { .. } | Token::Arrive => None,
-        },
+        Op::Combine { round: None, .. } => Some(11),
+        Op::Clear { token, .. } | Op::Put { token, .. } | Op::Atomic { token, .. } | Op::Read { token, .. } => {
+            match token {
+                Token::Counted { what: Counted::Push, .. } => Some(0),
+                Token::Counted { what: Counted::Read, .. } => Some(7),
+                Token::Ticket => Some(1),
+                Token::Probe | Token::Look => Some(2),
+                Token::Close => Some(3),
+                Token::Place => Some(4),
+                Token::Clear => Some(5),
+                Token::Claim => Some(6),
+                Token::Done => Some(8),
+                Token::Deposit => Some(9),
+                Token::Swap => Some(10),
+                Token::Counted { .. } | Token::Arrive => None,
+            }
+        }
         _ => None,
     };
     index.map_or(0, |index| 1 << index)

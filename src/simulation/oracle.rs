@@ -349,7 +349,7 @@ impl Oracle {
     fn expected(&self, cut: &Cut) -> Vec<u8> {
         let size = self.reduction.dtype.size();
         let sources = self.sources(cut);
-        let divisor = self.reduction.divisor(self.ranks, cut).unwrap_or(1.0);
+        let divisor = self.reduction.divisor(self.ranks, cut.contributions()).unwrap_or(1.0);
         let float = |at: usize, read: fn(&[u8]) -> f32| {
             let scaled = |entry: &Entry, source: &[u8]| match self.reduction.factor(*entry) {
                 1.0 => read(&source[at..at + size]),

@@ -13,8 +13,8 @@ use super::cut::Cut;
 use super::entry::Part;
 use super::input::{Cells, Effort, FOREVER, Time};
 use super::ledger::Ledger;
-use super::movement::{Inputs, Movement, Reducers, Registers, Segments, fill, lack};
-use super::op::{Counted, Interest, Op, Token};
+use super::movement::{Movement, Reducers, Segments, fill, lack};
+use super::op::{Counted, Interest, Op, Operands, Token};
 use super::outbox::Outbox;
 use super::plan::Plan;
 use super::stats::Stats;
@@ -77,6 +77,7 @@ impl Machine {
     /// Makes the memory that rounds need now, not when they first need it.
     pub(crate) fn reserve(&mut self) {
         self.cx.ledger.reserve();
+        self.cx.outbox.reserve(&self.cx.plan);
         self.movement.reserve();
     }
 }
@@ -200,9 +201,10 @@ impl Machine {
         self.cx.outbox.peek()
     }
 
+    /// The next operation, and the lists that it comes with.
     #[inline]
-    pub(crate) fn next_op(&mut self) -> Option<Op> {
-        self.cx.outbox.pop()
+    pub(crate) fn next_op(&mut self, operands: &mut Operands) -> Option<Op> {
+        self.cx.outbox.pop(operands)
     }
 
     /// Takes the result of an operation: for an atomic the value before, otherwise unused.
@@ -283,19 +285,6 @@ impl Machine {
     #[inline]
     pub(crate) fn cut(&self, round: u64) -> &Cut {
         self.cx.ledger.cut(round)
-    }
-
-    /// What a reduction of a round reads; without a round, of what a fallback read has brought.
-    #[inline]
-    pub(crate) fn inputs(&self, round: Option<u64>) -> Inputs<'_> {
-        self.movement.inputs(&self.cx, round)
-    }
-
-    /// What an average of registers reads and writes: the registers, and the cut that says which updates there are. Nothing
-    /// if ranks have no registers.
-    #[inline]
-    pub(crate) fn averages(&self, round: u64) -> Option<(&Registers, &Cut)> {
-        Some((self.movement.segments()?.registers()?, self.cx.ledger.cut(round)))
     }
 
     /// Where the outcome of the newest round lies in the data region of this rank's host.

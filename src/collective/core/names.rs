@@ -1,7 +1,7 @@
 //! Names of cells and operations, for people who read a trace.
 
 use super::cut::Cut;
-use super::op::Op;
+use super::op::{Data, Op, ProgramOp};
 use super::plan::{BUFFERS, Plan, RELAYED_ROUNDS};
 use crate::fabric::{Atomic, Change};
 use crate::rule::{AgreementBy, MovementBy};
@@ -68,16 +68,22 @@ impl Plan {
             Op::Store { cell, value } => format!("stores {value:#x} in {}", self.cell_name(cell)),
             Op::Raise { cell, value } => format!("raises {} to {value}", self.cell_name(cell)),
             Op::Fence => "fences".to_owned(),
-            Op::Signal { host, data, cell, change, .. } => {
-                let data = data.map_or(String::new(), |(_, _, len)| format!("puts {len} bytes and then "));
-                let change = match change {
+            Op::Put { host, data, signal, .. } => {
+                let data = data.map(|data| match data {
+                    Data::Bytes { to, len, .. } => format!("puts {len} bytes at {to}"),
+                    Data::Cells { first, count } => format!("puts {count} cells at {}", self.cell_name(first)),
+                });
+                let signal = signal.map(|(cell, change)| match change {
                     Change::Set(value) => format!("sets {} to {value:#x}", self.cell_name(cell)),
                     Change::Add(value) => format!("adds {value:#x} to {}", self.cell_name(cell)),
                     Change::Advance { to, .. } => format!("advances {} to {to:#x}", self.cell_name(cell)),
-                };
-                format!("{data}{change} on host {host}")
+                });
+                let both: Vec<String> = data.into_iter().chain(signal).collect();
+                format!("{} on host {host}", both.join(" and then "))
             }
-            Op::Clear { host, round, .. } => format!("clears the words of round {round} on host {host}"),
+            Op::Clear { host, first, count, .. } => {
+                format!("clears {count} cells from {} on, on host {host}", self.cell_name(first))
+            }
             Op::Atomic { host, cell, atomic, .. } => {
                 let name = self.cell_name(cell);
                 match atomic {
@@ -88,24 +94,30 @@ impl Plan {
                     }
                 }
             }
-            Op::Put { host, to, len, .. } => format!("puts {len} bytes at {to} on host {host}"),
-            Op::Read { host, len, row, .. } => format!("reads {len} bytes from host {host} into row {row}"),
-            Op::Combine { round, from, len } => format!("reduces {len} bytes of round {round} from {from} on"),
-            Op::Average { round, group, from, len } => {
-                format!("averages {len} bytes of group {group} in round {round} from {from} on")
+            Op::Read { host, from, len, .. } => format!("reads {len} bytes at {from} from host {host}"),
+            Op::Combine { round, inputs, to, len } => {
+                let round = round.map_or_else(|| "what it read".to_owned(), |round| format!("round {round}"));
+                format!("reduces {len} bytes of {inputs} contributions to {to}, of {round}")
             }
-            Op::CombineRead { from, len } => format!("reduces {len} bytes that it read from {from} on"),
-            Op::Run(task) => format!("runs {task:?}"),
-            Op::Seal { round, ref deposit, .. } => format!("seals {deposit:?} for round {round}"),
-            Op::Sum { round, from, to, .. } => format!("sums {from:?} into {to} for round {round}"),
-            Op::Publish { host, round, .. } => format!("writes the record of round {round} on host {host}"),
-            Op::Arm { round } => format!("arms round {round}"),
-            Op::Ready { round } => format!("says that round {round} may fire"),
-            Op::RevokeGateToken { round, .. } => format!("takes its token of round {round} back"),
-            Op::Deposit { round, row, .. } => format!("deposits row {row:?} into round {round}"),
-            Op::SignalArrival { round } => format!("arrives for round {round}"),
+            Op::Average { models, to, len, .. } => format!("averages {len} bytes of {models} models to {to}"),
+            Op::Copy { from, to, len } => format!("copies {len} bytes from {from} to {to}"),
+            Op::Record { last, words } => format!("writes {words} cells from {} down", self.cell_name(last)),
             Op::Wake { most: u32::MAX, interest } => format!("wakes all who wait for {interest:?}"),
             Op::Wake { most, interest } => format!("wakes {most} who wait for {interest:?}"),
+            Op::Program(ref op) => program_op_name(op),
         }
+    }
+}
+
+fn program_op_name(op: &ProgramOp) -> String {
+    match op {
+        ProgramOp::Run(task) => format!("runs {task:?}"),
+        ProgramOp::Seal { round, deposit, .. } => format!("seals {deposit:?} for round {round}"),
+        ProgramOp::Sum { round, from, to, .. } => format!("sums {from:?} into {to} for round {round}"),
+        ProgramOp::Arm { round } => format!("arms round {round}"),
+        ProgramOp::Ready { round } => format!("says that round {round} may fire"),
+        ProgramOp::RevokeGateToken { round, .. } => format!("takes its token of round {round} back"),
+        ProgramOp::Deposit { round, row, .. } => format!("deposits row {row:?} into round {round}"),
+        ProgramOp::SignalArrival { round } => format!("arrives for round {round}"),
     }
 }

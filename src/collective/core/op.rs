@@ -1,7 +1,10 @@
 //! What the machine asks its driver to do, and what comes back.
 
-use super::plan::{BUFFERS, RELAYED_ROUNDS, TOLD_ROUNDS};
+use super::cut::Cut;
+use super::entry::Entry;
+use super::plan::{BUFFERS, Plan, RELAYED_ROUNDS, TOLD_ROUNDS};
 use crate::fabric::{Atomic, Change};
+use crate::reduce::Place;
 use crate::trigger::{Buffer, Chunk, Deposit, Order, Task};
 
 /// Operations of which several may be in flight towards a host, so that they are only counted.
@@ -156,8 +159,41 @@ pub(crate) enum Interest {
     Piece = 3,
 }
 
-/// One operation. Those with a token complete exactly once; the others take effect at once, in
-/// the order given, before anything that follows them.
+/// What goes from this host to another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Data {
+    /// `len` bytes of the data region, from an offset here to one there.
+    Bytes { from: usize, to: usize, len: usize },
+    /// Cells, to the same place there.
+    Cells { first: usize, count: usize },
+}
+
+/// What a reduction reads: a contribution, by its entry in the cut, or something else as it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Input {
+    pub(crate) at: Place,
+    pub(crate) entry: Option<Entry>,
+}
+
+/// The lists that an operation comes with.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Operands {
+    /// What a reduction reads.
+    pub(crate) inputs: Vec<Input>,
+    /// What a record has.
+    pub(crate) words: Vec<u64>,
+}
+
+impl Operands {
+    /// Makes the memory of lists now.
+    pub(crate) fn reserve(&mut self, plan: &Plan) {
+        self.inputs.reserve(plan.most_sources());
+        self.words.reserve(Cut::cells(plan.ranks));
+    }
+}
+
+/// One operation. It says all that the driver has to know, with its [`Operands`]. Those with a token complete exactly once;
+/// the others take effect at once, in the order given, before anything that follows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Op {
     /// Stores a cell on the own host, with release order.
@@ -166,34 +202,39 @@ pub(crate) enum Op {
     Raise { cell: usize, value: u64 },
     /// Makes earlier stores visible to all ranks before later loads.
     Fence,
-    /// Changes a cell of another host, after `data` (from, to, length) if there is any.
-    Signal { host: u32, data: Option<(usize, usize, usize)>, cell: usize, change: Change, token: Token },
-    /// Zeroes the words, ticket and claims of a round. Completes when no later operation of
-    /// any rank can see what was there.
-    Clear { host: u32, round: u64, token: Token },
+    /// Puts data on another host, and then changes a cell there; one of them may be missing.
+    Put { host: u32, data: Option<Data>, signal: Option<(usize, Change)>, token: Token },
+    /// Zeroes cells. Completes when no later operation of any rank can see what was there.
+    Clear { host: u32, first: usize, count: usize, token: Token },
     /// An atomic on a cell; completes with the value before.
     Atomic { host: u32, cell: usize, atomic: Atomic, token: Token },
-    /// Writes data to another host: from an offset on the own host, to one there.
-    Put { host: u32, from: usize, to: usize, len: usize, token: Token },
-    /// Reads a piece of a contribution into staging row `row`.
-    Read { host: u32, from: usize, len: usize, row: usize, token: Token },
-    /// Reduces `len` bytes of the contributions to a round, from an offset on. [`super::Machine::inputs`] says where they
-    /// lie.
-    Combine { round: u64, from: usize, len: usize },
-    /// Averages `len` bytes, from an offset on, of the registers of a group that moves in a round, and adds its updates.
-    /// [`super::Machine::averages`] says where they lie.
-    Average { round: u64, group: usize, from: usize, len: usize },
-    /// Reduces `len` bytes of what a fallback read has brought.
-    CombineRead { from: usize, len: usize },
-    /// Carries out a reduction of a program.
+    /// Reads a piece of a contribution, from an offset there to one in staging memory.
+    Read { host: u32, from: usize, len: usize, to: usize, token: Token },
+    /// Reduces `len` bytes of its inputs, the contributions of a cut, to an offset of the data region. Ranks of this host may
+    /// read it as the outcome of `round`; without one, this rank alone.
+    Combine { round: Option<u64>, inputs: u32, to: usize, len: usize },
+    /// Averages `len` bytes of the first `models` inputs, adds those behind them, and divides by the number of ranks.
+    Average { inputs: u32, models: u32, divisor: u32, to: usize, len: usize },
+    /// Copies `len` bytes of the data region.
+    Copy { from: usize, to: usize, len: usize },
+    /// Writes its words into cells of the own host, each below the one before, for later operations to publish.
+    Record { last: usize, words: u32 },
+    /// Wakes ranks of the own host that wait for this: at most `most`, or all.
+    Wake { most: u32, interest: Interest },
+    /// What a program of triggered operations asks for.
+    Program(ProgramOp),
+}
+
+/// What only programs ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ProgramOp {
+    /// Carries out a reduction.
     Run(Task),
     /// Puts what a gate let in, `pieces` pieces, where it is relayed from. `crowded`: this rank has no room for the next
     /// round.
     Seal { round: u64, deposit: Deposit, initiator: Option<u32>, crowded: bool, pieces: u32, order: Order },
     /// Sums a chunk of what lies in one or two buffers, with its labels, into another one: the outcome, or a partial sum.
     Sum { round: u64, from: (Buffer, Option<Buffer>), to: Buffer, chunk: Chunk, order: Order },
-    /// Writes the record of the round's cut on a host, its round last.
-    Publish { host: u32, round: u64, token: Token },
     /// Queues a slot's operations for this round, with an empty gate.
     Arm { round: u64 },
     /// Tells all ranks that the round's slot may be written to.
@@ -204,8 +245,6 @@ pub(crate) enum Op {
     Deposit { round: u64, gate: u64, buffer: u32, row: Option<u32>, weight: u16 },
     /// The own arrival, told to the provider.
     SignalArrival { round: u64 },
-    /// Wakes ranks of the own host that wait for this: at most `most`, or all.
-    Wake { most: u32, interest: Interest },
 }
 
 // Each round in shared memory queues some of them.

@@ -3,9 +3,11 @@
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 
-use super::op::{Counted, Interest, Op, Token};
+use super::cut::Cut;
+use super::op::{Counted, Data, Input, Interest, Op, Operands, ProgramOp, Token};
 use super::plan::Plan;
 use crate::fabric::{Atomic, Change};
+use crate::fault::Fault;
 use crate::rank_set::RankSet;
 
 const KINDS: usize = Counted::ALL.len();
@@ -15,6 +17,10 @@ const KINDS: usize = Counted::ALL.len();
 #[derive(Clone, Debug)]
 pub(super) struct Outbox {
     ops: VecDeque<Op>,
+    /// What reductions among them read, one after the other.
+    inputs: VecDeque<Input>,
+    /// What records among them have.
+    words: VecDeque<u64>,
     /// What is in flight, by kind.
     totals: [u32; KINDS],
     /// By kind, and by the host that they go to.
@@ -35,11 +41,19 @@ impl Outbox {
         let hosts = plan.topology.hosts() as usize;
         Outbox {
             ops: VecDeque::with_capacity(plan.usual_ops()),
+            inputs: VecDeque::new(),
+            words: VecDeque::new(),
             totals: [0; KINDS],
             towards: vec![0; KINDS * hosts],
             hosts,
             transitions: 0,
         }
+    }
+
+    /// Makes the memory of lists now.
+    pub(super) fn reserve(&mut self, plan: &Plan) {
+        self.inputs.reserve(plan.most_sources());
+        self.words.reserve(Cut::cells(plan.ranks));
     }
 
     #[inline]
@@ -58,22 +72,84 @@ impl Outbox {
         self.push(Op::Atomic { host, cell, atomic, token });
     }
 
+    #[inline]
+    pub(super) fn program(&mut self, op: ProgramOp) {
+        self.push(Op::Program(op));
+    }
+
     /// Changes a cell of another host, after data (from, to, length) if there is any.
     pub(super) fn signal(
         &mut self,
         what: Counted,
         host: u32,
         data: Option<(usize, usize, usize)>,
-        (cell, change): (usize, Change),
+        signal: (usize, Change),
     ) {
-        let token = self.count(what, host);
-        self.push(Op::Signal { host, data, cell, change, token });
+        self.put(what, host, data.map(|(from, to, len)| Data::Bytes { from, to, len }), Some(signal));
     }
 
-    /// Writes the record of a round's cut on a host.
-    pub(super) fn publish(&mut self, what: Counted, host: u32, round: u64) {
+    /// Puts data on another host, and then changes a cell there.
+    pub(super) fn put(&mut self, what: Counted, host: u32, data: Option<Data>, signal: Option<(usize, Change)>) {
         let token = self.count(what, host);
-        self.push(Op::Publish { host, round, token });
+        self.push(Op::Put { host, data, signal, token });
+    }
+
+    /// Reduces contributions to a round, whose outcome ranks of this host may read, or without one to what this rank alone
+    /// reads.
+    #[inline]
+    pub(super) fn combine(
+        &mut self,
+        round: Option<u64>,
+        inputs: impl Iterator<Item = Input>,
+        (to, len): (usize, usize),
+    ) {
+        let inputs = self.add(inputs);
+        self.push(Op::Combine { round, inputs, to, len });
+    }
+
+    /// Averages models, the first of the inputs, and adds the updates behind them.
+    pub(super) fn average(
+        &mut self,
+        (models, inputs): (usize, impl Iterator<Item = Input>),
+        divisor: u32,
+        (to, len): (usize, usize),
+    ) {
+        let inputs = self.add(inputs);
+        self.push(Op::Average { inputs, models: models as u32, divisor, to, len });
+    }
+
+    #[inline]
+    fn add(&mut self, inputs: impl Iterator<Item = Input>) -> u32 {
+        let before = self.inputs.len();
+        self.inputs.extend(inputs);
+        (self.inputs.len() - before) as u32
+    }
+
+    /// Writes the record of a cut on this host, its round last: a rank that sees it sees the cut, the cleared words of the
+    /// next round, and for small data the outcome.
+    pub(super) fn record(&mut self, cut: &Cut, plan: &Plan) {
+        let (cell, before) = (plan.record(cut.round), self.words.len());
+        self.words.extend(cut.encode());
+        self.push(Op::Record { last: plan.recorded(cell), words: (self.words.len() - before) as u32 });
+        self.push(Op::Store { cell, value: cut.round });
+    }
+
+    /// Writes the record of a cut from this host to another one, with the outcome if that lies in it.
+    pub(super) fn publish(&mut self, what: Counted, host: u32, cut: &Cut, plan: &Plan) {
+        let record = plan.record(cut.round);
+        // With what lies between the cut and its round.
+        let first = plan.recorded(record) - cut.entries().len() + usize::from(plan.fault(Fault::ShortRecord));
+        let mut signal = Some((record, Change::Set(cut.round)));
+        if let Some(early) = signal.take_if(|_| plan.fault(Fault::PublishBeforeEntries)) {
+            self.put(what, host, None, Some(early));
+        }
+        self.put(what, host, Some(Data::Cells { first, count: record - first }), signal);
+    }
+
+    /// Zeroes the words, ticket and claims of a round.
+    pub(super) fn clear(&mut self, host: u32, round: u64, token: Token, plan: &Plan) {
+        let count = if plan.fault(Fault::ForgetClaims) { plan.words() as usize } else { plan.home_cells() };
+        self.push(Op::Clear { host, first: plan.word(round, 0), count, token });
     }
 
     /// Writes a segment of the own host's outcome to every other host with a receiver, and counts it there.
@@ -97,7 +173,7 @@ impl Outbox {
             let host = plan.host_of(rank);
             if host != plan.host() {
                 let token = self.count(Counted::Read, host);
-                self.push(Op::Read { host, from: at + from, len, row, token });
+                self.push(Op::Read { host, from: at + from, len, to: row * plan.staging_row(), token });
             }
         }
         self.has(Counted::Read)
@@ -128,9 +204,21 @@ impl Outbox {
         self.ops.back()
     }
 
+    /// The next operation, and its lists.
     #[inline]
-    pub(super) fn pop(&mut self) -> Option<Op> {
+    pub(super) fn pop(&mut self, operands: &mut Operands) -> Option<Op> {
         let op = self.ops.pop_front()?;
+        match op {
+            Op::Combine { inputs, .. } | Op::Average { inputs, .. } => {
+                operands.inputs.clear();
+                operands.inputs.extend(self.inputs.drain(..inputs as usize));
+            }
+            Op::Record { words, .. } => {
+                operands.words.clear();
+                operands.words.extend(self.words.drain(..words as usize));
+            }
+            _ => {}
+        }
         if self.ops.is_empty() {
             // It begins anew, in memory that is in a cache.
             self.ops.clear();

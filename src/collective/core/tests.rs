@@ -1,7 +1,7 @@
 //! Which ranks a machine names when it waits.
 
 use super::tag::Tag;
-use super::{Cells, Effort, Machine, Op, Plan, Terms};
+use super::{Cells, Effort, Machine, Op, Operands, Plan, Terms};
 use crate::fabric::Atomic;
 use crate::rank_set::RankSet;
 use crate::rule::{Fire, MovementBy};
@@ -39,11 +39,12 @@ impl Memory {
         let me = machine.plan().me;
         let answers = |host| host == me || answers(host);
         while machine.poll(0, Effort::Work, self) {
-            while let Some(op) = machine.next_op() {
+            let mut operands = Operands::default();
+            while let Some(op) = machine.next_op(&mut operands) {
                 note(&op);
                 match op {
                     Op::Store { cell, value } => self.0[cell] = value,
-                    Op::Signal { host, token, .. } | Op::Clear { host, token, .. } if answers(host) => {
+                    Op::Put { host, token, .. } | Op::Clear { host, token, .. } if answers(host) => {
                         machine.complete(token, 0, 0);
                     }
                     Op::Atomic { host, cell, atomic, token } if answers(host) => {
@@ -55,13 +56,8 @@ impl Memory {
                         };
                         machine.complete(token, before, 0);
                     }
-                    Op::Publish { host, round, token } if answers(host) => {
-                        let record = machine.plan().record(round);
-                        let cells: Vec<u64> = machine.cut(round).encode().collect();
-                        let first = machine.plan().recorded(record);
-                        cells.iter().enumerate().for_each(|(index, &cell)| self.0[first - index] = cell);
-                        self.0[record] = round;
-                        machine.complete(token, 0, 0);
+                    Op::Record { last, .. } => {
+                        operands.words.iter().enumerate().for_each(|(index, &word)| self.0[last - index] = word);
                     }
                     _ => {}
                 }
@@ -188,11 +184,7 @@ fn a_rank_that_fires_rounds_alone_writes_once_to_each_host() {
         machine.arrive(0, 1);
         let mut elsewhere = Vec::new();
         let mut note = |op: &Op| match *op {
-            Op::Signal { host, .. } | Op::Clear { host, .. } | Op::Atomic { host, .. } | Op::Publish { host, .. }
-                if host != 0 =>
-            {
-                elsewhere.push(*op);
-            }
+            Op::Put { host, .. } | Op::Clear { host, .. } | Op::Atomic { host, .. } if host != 0 => elsewhere.push(*op),
             _ => {}
         };
         memory.run_and(&mut machine, |_| true, &mut note);
@@ -222,7 +214,7 @@ fn a_trace_names_operations_and_where_a_rank_stands() {
     let memory = Memory::of(machine.plan());
     machine.arrive(0, 1);
     machine.poll(0, Effort::Work, &memory);
-    let ops: Vec<Op> = std::iter::from_fn(|| machine.next_op()).collect();
+    let ops: Vec<Op> = std::iter::from_fn(|| machine.next_op(&mut Operands::default())).collect();
     let names: Vec<String> = ops.iter().map(|op| machine.plan().op_name(op)).collect();
     assert!(names.iter().any(|name| name.starts_with("puts ") && name.contains("on host 2")), "{names:?}");
     assert!(machine.summary().starts_with("taken 0 fired 0 landed 0 active [0, 1, 2]"), "{}", machine.summary());

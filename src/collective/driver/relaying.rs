@@ -94,7 +94,7 @@ impl Driver {
             false if is_outcome => Form::Rows(1),
             false => Form::Sum,
         };
-        let divisor = reduction.divisor(plan.ranks, &parts.cut).filter(|_| is_outcome);
+        let divisor = reduction.divisor(plan.ranks, parts.cut.contributions()).filter(|_| is_outcome);
         let at = plan.area(to, round);
         for (before, part) in order.parts(chunk).filter(|_| is_outcome || count > 0) {
             sources.clear();

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::{Actor, Step, Trouble};
-use crate::collective::core::{Effort, Op, Time, Token};
+use crate::collective::core::{Effort, Op, ProgramOp, Time, Token};
 use crate::collective::engine::Engine;
 use crate::collective::protocol::{Goal, Protocol};
 use crate::executor::work::{Outlived, Polled, Work};
@@ -77,7 +77,10 @@ impl Actor {
     fn judge_claim(&self, op: &Op) -> Step<()> {
         let claims = matches!(
             op,
-            Op::Run(_) | Op::Combine { .. } | Op::Average { .. } | Op::Atomic { token: Token::Claim | Token::Swap, .. }
+            Op::Program(ProgramOp::Run(_))
+                | Op::Combine { round: Some(_), .. }
+                | Op::Average { .. }
+                | Op::Atomic { token: Token::Claim | Token::Swap, .. }
         );
         let takes_part = self.session.is_outstanding() || self.is_leaving();
         match claims && !takes_part {

@@ -4,7 +4,7 @@ use std::hash::{Hash, Hasher};
 
 use super::helper::Helper;
 use super::{Actor, Doing};
-use crate::collective::core::{Machine, Op};
+use crate::collective::core::{Machine, Op, ProgramOp};
 use crate::collective::session::Session;
 use crate::fabric::sim::Net;
 
@@ -75,8 +75,10 @@ impl Actor {
         let machine = self.engine.machine();
         match machine.peek_op() {
             _ if !self.is_seated() && self.habits.thread => false,
-            Some(Op::Fence) => true,
-            Some(op @ (Op::Run(_) | Op::Combine { .. })) => !self.engine.driver().is_announced(op),
+            Some(Op::Fence | Op::Record { .. }) => true,
+            Some(op @ (Op::Program(ProgramOp::Run(_)) | Op::Combine { round: Some(_), .. })) => {
+                !self.engine.driver().is_announced(op)
+            }
             // A rank that begins to wait for this later looks at what it announces.
             Some(Op::Wake { interest, .. }) => !net.is_awaited(*interest as u32),
             // What a claim holds besides its round is looked at only when its owner is dead.

@@ -14,7 +14,7 @@ use super::super::context::Context;
 use super::super::entry::Part;
 use super::super::input::{Cells, Effort, FOREVER};
 use super::super::movement::Movement;
-use super::super::op::{Op, Token};
+use super::super::op::{ProgramOp, Token};
 use super::super::plan::Plan;
 use super::arrival::Arrival;
 use super::{Form, has_shown, insert_absent, starts_alone};
@@ -129,11 +129,11 @@ impl Form for Slots {
             }
             self.armed = round;
             self.gates[plan.slot(round)] = Gate::new(round, Deposit::default()).0;
-            cx.outbox.push(Op::Arm { round });
+            cx.outbox.program(ProgramOp::Arm { round });
         }
         while self.ready < last.min(self.armed) {
             self.ready += 1;
-            cx.outbox.push(Op::Ready { round: self.ready });
+            cx.outbox.program(ProgramOp::Ready { round: self.ready });
         }
         let next = cx.ledger.open();
         if cx.ledger.has_left() && next <= self.ready && is_needed(cx) {
@@ -163,7 +163,7 @@ impl Form for Slots {
             deposit.initiator |= starts;
         });
         self.gates[slot] = gate.0;
-        cx.outbox.push(Op::Deposit { round, gate: gate.0, buffer, row, weight });
+        cx.outbox.program(ProgramOp::Deposit { round, gate: gate.0, buffer, row, weight });
         if part == Part::Fresh && round != target {
             return arrival.placed(round, cx);
         }
@@ -212,14 +212,14 @@ impl Slots {
         if self.signalled < round {
             debug_assert_eq!(self.signalled + 1, round);
             self.signalled = round;
-            cx.outbox.push(Op::SignalArrival { round });
+            cx.outbox.program(ProgramOp::SignalArrival { round });
         }
     }
 
     /// Asks for the token of the own gate of `round`, once that is armed.
     fn revoke_token(&self, round: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
         if self.is_armed(round) {
-            cx.outbox.push(Op::RevokeGateToken { round, token: Token::Deposit });
+            cx.outbox.program(ProgramOp::RevokeGateToken { round, token: Token::Deposit });
             arrival.enter(Stage::Depositing { round }, &mut cx.outbox);
         }
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use crate::collective::core::{Cut, Effort, FOREVER, Machine, Op, Part, Plan, Terms};
+use crate::collective::core::{Cut, Effort, FOREVER, Machine, Op, Operands, Part, Plan, ProgramOp, Terms};
 use crate::rule::{AgreementBy, Fire, Grace, MovementBy};
 use crate::trigger::{Cards, Gate, Profile, Request, Role, Schedule, Signal, Start, compile};
 
@@ -63,7 +63,7 @@ impl World {
 
     /// Does one thing of a rank's machine; whether there was one.
     fn step(&mut self, me: u32) -> bool {
-        if let Some(op) = self.ranks[me as usize].machine.next_op() {
+        if let Some(op) = self.ranks[me as usize].machine.next_op(&mut Operands::default()) {
             self.execute(me, op);
             return true;
         }
@@ -112,26 +112,28 @@ impl World {
         let own = |counter, input| Signal { rank: me, counter, input };
         let ranks = self.ranks.len() as u32;
         match op {
-            Op::Arm { round } => {
+            Op::Program(ProgramOp::Arm { round }) => {
                 let slot = self.slot(round);
                 self.cards.arm(me, slot);
                 self.cards.give(me, slot, own(Role::Gate, 0));
             }
-            Op::Ready { round } => {
+            Op::Program(ProgramOp::Ready { round }) => {
                 for rank in 0..ranks {
                     let slot = self.slot(round);
                     self.cards.give(me, slot, Signal { rank, counter: Role::Start, input: 1 + me });
                 }
             }
-            Op::SignalArrival { round } => self.cards.give(me, self.slot(round), own(Role::Start, 0)),
-            Op::RevokeGateToken { round, token } => {
+            Op::Program(ProgramOp::SignalArrival { round }) => {
+                self.cards.give(me, self.slot(round), own(Role::Start, 0))
+            }
+            Op::Program(ProgramOp::RevokeGateToken { round, token }) => {
                 let taken = self.cards.revoke_token(self.slot(round), me);
                 if taken {
                     self.cards.write(self.slot(round), me);
                 }
                 self.ranks[me as usize].machine.complete(token, u64::from(taken), 0);
             }
-            Op::Deposit { round, gate, .. } => {
+            Op::Program(ProgramOp::Deposit { round, gate, .. }) => {
                 let slot = self.slot(round);
                 if self.hasty {
                     self.cards.give(me, slot, own(Role::Gate, 0));

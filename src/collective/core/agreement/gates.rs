@@ -12,7 +12,7 @@ use super::super::context::Context;
 use super::super::entry::Part;
 use super::super::input::{Cells, Effort, Time};
 use super::super::movement::Movement;
-use super::super::op::{Interest, Op, Token};
+use super::super::op::{Interest, Op, ProgramOp, Token};
 use super::super::plan::Plan;
 use super::super::stats::Stats;
 use super::arrival::Arrival;
@@ -61,7 +61,7 @@ fn op(plan: &Plan, want: Want) -> Op {
             atomic: Atomic::CompareSwap { expect, new },
             token: Token::Swap,
         },
-        Want::Run(task) => Op::Run(task),
+        Want::Run(task) => Op::Program(ProgramOp::Run(task)),
         Want::Store { round, cell, value } => Op::Store { cell: plan.program_cell(round, cell), value },
         Want::Raise { round, cell } => Op::Raise { cell: plan.program_cell(round, cell), value: round },
         Want::Fence => Op::Fence,

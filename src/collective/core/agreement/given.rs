@@ -206,7 +206,7 @@ impl Form for Given {
                 return false;
             }
             if !cx.plan.fault(Fault::ForgetGivenRecord) {
-                cx.outbox.publish(Counted::Push, cx.plan.host(), round);
+                cx.outbox.record(cx.ledger.cut(round), &cx.plan);
             }
         }
         self.cuts.pop_front();

@@ -23,7 +23,7 @@ use std::hash::{Hash, Hasher};
 use super::super::context::Context;
 use super::super::input::{Cells, Effort, FOREVER, Time};
 use super::super::movement::Movement;
-use super::super::op::{Counted, Op};
+use super::super::op::{Counted, Op, ProgramOp};
 use super::super::outbox::Outbox;
 use super::super::plan::Plan;
 use super::arrival::Arrival;
@@ -341,7 +341,7 @@ impl Relay {
             Action::Reduce { from, to, chunk } => {
                 debug_assert!(from.len() <= 2, "a rank sums two halves of a level");
                 let from = (from[0].buffer, from.get(1).map(|place| place.buffer));
-                cx.outbox.push(Op::Sum { round, from, to: *to, chunk: *chunk, order });
+                cx.outbox.program(ProgramOp::Sum { round, from, to: *to, chunk: *chunk, order });
             }
         }
         let signals = self.table.row(row).signals.len();
@@ -400,7 +400,7 @@ impl Relay {
         let crowded = self.start != Start::Everybody && cx.ledger.released() < needed;
         self.unsaid = crowded.then_some(round + 1);
         let (initiator, pieces) = (self.initiator, self.table.whole().of);
-        cx.outbox.push(Op::Seal { round, deposit, initiator, crowded, pieces, order });
+        cx.outbox.program(ProgramOp::Seal { round, deposit, initiator, crowded, pieces, order });
     }
 
     /// Tells all ranks that there is room for the round that they may be waiting to start.
@@ -471,7 +471,7 @@ impl Relay {
 
 /// Whether an operation is about to change what the next row reads.
 fn changes_memory(outbox: &Outbox) -> bool {
-    outbox.newest().is_some_and(|op| matches!(op, Op::Seal { .. } | Op::Sum { .. }))
+    outbox.newest().is_some_and(|op| matches!(op, Op::Program(ProgramOp::Seal { .. } | ProgramOp::Sum { .. })))
 }
 
 /// Whether another rank has given an input for a round.

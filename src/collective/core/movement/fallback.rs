@@ -10,11 +10,13 @@ use super::super::context::Context;
 use super::super::cut::Cut;
 use super::super::entry::Entry;
 use super::super::input::Time;
-use super::super::op::{Counted, Op, Token};
+use super::super::op::{Counted, Token};
 use super::super::plan::Plan;
 use super::super::tag::Tag;
+use super::combine;
 use crate::fabric::Atomic;
 use crate::fault::Fault;
+use crate::reduce::Place;
 
 /// How much longer the reducers are waited for in the end than at first.
 const MOST_PAUSE: Time = 64;
@@ -69,10 +71,6 @@ impl Fallback {
 
     pub(super) fn has_read(&self, round: u64) -> bool {
         self.read == round
-    }
-
-    pub(super) fn cut(&self) -> &Cut {
-        &self.cut
     }
 
     /// When the reducers of the round that this rank needs have had their time.
@@ -146,7 +144,7 @@ impl Fallback {
                 self.stage = FallbackStage::Reading { round, part };
                 return;
             }
-            combine(part, cx);
+            self.combine(part, cx);
         }
         self.complete(round, cx);
     }
@@ -175,12 +173,19 @@ impl Fallback {
                 self.stage = FallbackStage::Idle;
                 // Meanwhile the reducers may have told of the round.
                 if needed == Some(round) {
-                    combine(part, cx);
+                    self.combine(part, cx);
                     self.read_parts(round, part + 1, cx);
                 }
             }
             FallbackStage::Idle => debug_assert!(false, "an answer to no question"),
         }
+    }
+
+    /// Reduces a part of what was read.
+    fn combine(&self, part: usize, cx: &mut Context) {
+        let (plan, outbox) = (&cx.plan, &mut cx.outbox);
+        let read = |_, number| Place::Staged(number * plan.staging_row());
+        combine(None, (&self.cut, plan.fallback_outcome()), plan.part_span(part), read, (plan, outbox));
     }
 
     fn complete(&mut self, round: u64, cx: &mut Context) {
@@ -195,10 +200,4 @@ impl Fallback {
             cx.fire(round);
         }
     }
-}
-
-/// Reduces a part of what was read.
-fn combine(part: usize, cx: &mut Context) {
-    let (from, len) = cx.plan.part_span(part);
-    cx.outbox.push(Op::CombineRead { from, len });
 }

@@ -10,12 +10,13 @@ use super::context::Context;
 use super::cut::Cut;
 use super::entry::Entry;
 use super::input::{Cells, Effort};
-use super::op::{Counted, Op, Token};
+use super::op::{Counted, Input, Token};
+use super::outbox::Outbox;
 use super::plan::Plan;
 use crate::fabric::Change;
+use crate::reduce::Place;
 use crate::rule::MovementBy;
 pub(super) use reducers::Reducers;
-pub(crate) use registers::Registers;
 pub(super) use segments::{Segments, fill, lack};
 
 /// This rank's part in moving.
@@ -30,33 +31,31 @@ pub(super) enum Movement {
     Program,
 }
 
-/// What a reduction reads, and where it writes.
-pub(crate) struct Inputs<'a> {
-    plan: &'a Plan,
-    movement: &'a Movement,
-    /// Nothing for what a fallback read has brought.
+/// Reduces `len` bytes of the contributions of a cut, from byte `from` on, into an outcome that begins at `outcome`.
+/// `elsewhere` says where those of other hosts are here from that byte on, each by its entry and its number in the cut.
+#[inline]
+pub(super) fn combine(
     round: Option<u64>,
-    pub(crate) cut: &'a Cut,
-    /// Where the outcome lies in the data region of this rank's host.
-    pub(crate) outcome: usize,
+    (cut, outcome): (&Cut, usize),
+    (from, len): (usize, usize),
+    elsewhere: impl Fn(Entry, usize) -> Place,
+    (plan, outbox): (&Plan, &mut Outbox),
+) {
+    let inputs = cut.contributions().enumerate().map(|(number, entry)| Input {
+        at: match plan.host_of(entry.rank) == plan.host() {
+            true => Place::Here(plan.contribution(entry.rank, entry.buffer) + from),
+            false => elsewhere(entry, number),
+        },
+        entry: Some(entry),
+    });
+    outbox.combine(round, inputs, (outcome + from, len));
 }
 
-impl Inputs<'_> {
-    /// Where on this rank's host a contribution lies from byte `from` on; nothing if it was read into staging memory. Of
-    /// a round that hosts share, that is the part that was sent here.
-    pub(crate) fn at_hand(&self, entry: Entry, from: usize) -> Option<usize> {
-        let (plan, host) = (self.plan, self.plan.host_of(entry.rank));
-        if host == plan.host() {
-            return Some(plan.contribution(entry.rank, entry.buffer) + from);
-        }
-        match self.movement {
-            Movement::Reducers(reducers) => self.round.map(|round| reducers.pushed(plan, entry, round, from)),
-            Movement::Everyone | Movement::Initiator => {
-                Some(plan.pushed(entry.rank, entry.buffer, self.cut.round) + from)
-            }
-            Movement::Segments(_) | Movement::Program => None,
-        }
-    }
+/// Reduces all contributions to a round whose cut is known, where each host has them all.
+pub(super) fn combine_what_was_pushed(round: u64, cx: &mut Context) {
+    let Context { plan, ledger, outbox, .. } = cx;
+    let pushed = |entry: Entry, _| Place::Here(plan.pushed(entry.rank, entry.buffer, round));
+    combine(Some(round), (ledger.cut(round), plan.outcome(round)), (0, plan.bytes), pushed, (plan, outbox));
 }
 
 impl Movement {
@@ -85,20 +84,6 @@ impl Movement {
     #[inline]
     pub(super) fn segments(&self) -> Option<&Segments> {
         if let Movement::Segments(segments) = self { Some(segments) } else { None }
-    }
-
-    /// Where the contributions to a round lie, or without a round those that a fallback read has brought.
-    #[inline]
-    pub(super) fn inputs<'a>(&'a self, cx: &'a Context, round: Option<u64>) -> Inputs<'a> {
-        let (plan, movement) = (&cx.plan, self);
-        let (cut, outcome) = match (self, round) {
-            (Movement::Reducers(reducers), None) => (reducers.read_cut(), plan.fallback_outcome()),
-            (_, round) => {
-                let round = round.unwrap_or(cx.ledger.open());
-                (cx.ledger.cut(round), plan.outcome(round))
-            }
-        };
-        Inputs { plan, movement, round, cut, outcome }
     }
 
     /// Where the outcome of the newest round lies in the data region of this rank's host.
@@ -156,7 +141,7 @@ impl Movement {
     /// A synchronous round has fired. Whether this rank, the one reducer, wakes those that wait for it.
     pub(super) fn fired(&mut self, round: u64, cx: &mut Context) -> bool {
         match self {
-            Movement::Everyone => cx.outbox.push(Op::Combine { round, from: 0, len: cx.plan.bytes }),
+            Movement::Everyone => combine_what_was_pushed(round, cx),
             Movement::Reducers(reducers) if reducers.tells_cuts() => {
                 reducers.hand_out(round, cx);
                 return true;

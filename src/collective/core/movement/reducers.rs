@@ -6,16 +6,17 @@
 use std::hash::{Hash, Hasher};
 
 use super::super::context::Context;
-use super::super::cut::Cut;
 use super::super::entry::{Entry, Part};
 use super::super::input::{Cells, Effort, Time};
 use super::super::op::{Counted, Interest, Op};
 use super::super::plan::{Plan, RECEIVING_ROWS};
 use super::super::tag::Tag;
+use super::combine;
 use super::fallback::Fallback;
 use crate::fabric::Change;
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
+use crate::reduce::Place;
 use crate::rule::MovementBy;
 
 /// The ranks that reduce the round that this rank arrived for last.
@@ -240,30 +241,32 @@ impl Reducers {
     /// Reduces, and tells all that take part.
     pub(super) fn hand_out(&mut self, round: u64, cx: &mut Context) {
         self.handed = round;
-        let (plan, host) = (&cx.plan, cx.plan.host());
+        let Context { plan, ledger, outbox, stats, .. } = cx;
+        let (host, cut) = (plan.host(), ledger.cut(round));
         let (from, len) = self.span(plan, self.own);
         if len == 0 && self.has_shares {
             return;
         }
         let plain = |entry: Entry| entry.part == Part::Fresh && entry.weight == 1;
         // With shares, every rank has all tags.
-        let plain = self.has_shares || cx.ledger.cut(round).entries.iter().all(plain);
+        let plain = self.has_shares || cut.entries.iter().all(plain);
         let (at, cell, value) = (plan.outcome(round) + from, plan.told(plan.me, round), told(round, plain));
         let data = (len > 0).then_some((at, at, len));
-        cx.outbox.push(Op::Combine { round, from, len });
+        let pushed = |entry: Entry, _| Place::Here(self.pushed(plan, entry, round, from));
+        combine(Some(round), (cut, plan.outcome(round)), (from, len), pushed, (plan, outbox));
         if !plain {
-            cx.outbox.publish(Counted::Outcome, host, round);
+            outbox.record(cut, plan);
         }
-        cx.outbox.push(Op::Store { cell, value });
+        outbox.push(Op::Store { cell, value });
         for (_, &lead) in self.leads.iter().enumerate().filter(|&(index, _)| index != self.own) {
-            cx.stats.activations += 1;
+            stats.activations += 1;
             if !plain {
-                cx.outbox.publish(Counted::Outcome, plan.host_of(lead), round);
+                outbox.publish(Counted::Outcome, plan.host_of(lead), cut, plan);
             }
-            cx.outbox.signal(Counted::Outcome, plan.host_of(lead), data, (cell, Change::Set(value)));
+            outbox.signal(Counted::Outcome, plan.host_of(lead), data, (cell, Change::Set(value)));
         }
         if plan.topology.is_shared(host) {
-            cx.outbox.wake(u32::MAX, Interest::Outcome);
+            outbox.wake(u32::MAX, Interest::Outcome);
         }
     }
 
@@ -304,11 +307,6 @@ impl Reducers {
     /// Whether a fallback read brought a round.
     pub(super) fn has_read(&self, round: u64) -> bool {
         self.fallback.has_read(round)
-    }
-
-    /// The cut of the round that is being read.
-    pub(super) fn read_cut(&self) -> &Cut {
-        self.fallback.cut()
     }
 
     /// Whether this rank, to which the reducer tells cuts, waits for a rank: for the one that has to answer a fallback

@@ -19,10 +19,13 @@ use std::fmt;
 use super::super::context::Context;
 use super::super::cut::Cut;
 use super::super::entry::{Entry, Part};
+use super::super::op::{Input, Op};
+use super::super::outbox::Outbox;
 use super::super::plan::{FIRST_HELD, Plan};
 use crate::fault::Fault;
 use crate::group::Butterfly;
 use crate::rank_set::RankSet;
+use crate::reduce::Place;
 use crate::rule::Absent;
 
 /// What a rank knows of the registers of all.
@@ -145,14 +148,14 @@ impl Registers {
     }
 
     /// Where on a host the new registers of a group are to lie.
-    pub(crate) fn goals(&self, group: usize, host: u32, plan: &Plan) -> impl Iterator<Item = usize> {
+    pub(super) fn goals(&self, group: usize, host: u32, plan: &Plan) -> impl Iterator<Item = usize> {
         let most = if self.butterfly.is_some() { usize::MAX } else { 1 };
         let here = self.members(group).iter().filter(move |&&rank| plan.host_of(rank) == host);
         here.take(most).map(|&rank| plan.register(rank, self.count(rank) + 1))
     }
 
     /// The registers that are averaged, each by its rank and with its place on that one's host, and then the updates.
-    pub(crate) fn sources<'a>(
+    pub(super) fn sources<'a>(
         &'a self,
         group: usize,
         cut: &'a Cut,
@@ -176,8 +179,31 @@ impl Registers {
         (models, registers.chain(updates))
     }
 
+    /// Averages `len` bytes of a group's registers, from byte `from` on, and adds the updates of its members. `read` says where
+    /// those are that were read from other hosts, by their number among all.
+    pub(super) fn average(
+        &self,
+        group: usize,
+        cut: &Cut,
+        (from, len): (usize, usize),
+        read: impl Fn(usize) -> Place,
+        (plan, outbox): (&Plan, &mut Outbox),
+    ) {
+        let (models, sources) = self.sources(group, cut, plan);
+        let inputs = sources.enumerate().map(|(number, (rank, at, entry))| {
+            let here = plan.host_of(rank) == plan.host();
+            Input { at: if here { Place::Here(at + from) } else { read(number) }, entry }
+        });
+        let mut goals = self.goals(group, plan.host(), plan);
+        let to = goals.next().map_or(plan.transit(), |goal| goal + from);
+        outbox.average((models, inputs), self.divisor(group, plan), (to, len));
+        for goal in goals {
+            outbox.push(Op::Copy { from: to, to: goal + from, len });
+        }
+    }
+
     /// How many ranks share the sum of a group.
-    pub(crate) fn divisor(&self, group: usize, plan: &Plan) -> u32 {
+    fn divisor(&self, group: usize, plan: &Plan) -> u32 {
         let members = self.members(group);
         match plan.fault(Fault::WrongDivisor) {
             true => members.iter().filter(|&&rank| self.contributors.contains(rank)).count() as u32,

@@ -11,13 +11,15 @@
 
 use super::super::context::Context;
 use super::super::input::Cells;
-use super::super::op::{Counted, Interest, Op, Token};
+use super::super::op::{Counted, Data, Interest, Op, Token};
 use super::super::outbox::Outbox;
 use super::super::plan::Plan;
+use super::combine;
 use super::registers::Registers;
 use crate::fabric::{Atomic, Change};
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
+use crate::reduce::Place;
 use crate::rule::AgreementBy;
 
 /// This rank's part in moving segments.
@@ -310,11 +312,15 @@ impl Segments {
             return;
         }
         if !(cx.plan.fault(Fault::SkipSegment) && segment + 1 == self.claims.total) {
-            let (from, len) = cx.plan.segment_span(place);
-            cx.outbox.push(match &self.registers {
-                None => Op::Combine { round, from, len },
-                Some(_) => Op::Average { round, group, from, len },
-            });
+            let Context { plan, ledger, outbox, .. } = &mut *cx;
+            let (span, cut) = (plan.segment_span(place), ledger.cut(round));
+            let read = |number| Place::Staged(number * plan.staging_row());
+            match &self.registers {
+                None => {
+                    combine(Some(round), (cut, plan.outcome(round)), span, |_, number| read(number), (plan, outbox));
+                }
+                Some(registers) => registers.average(group, cut, span, read, (plan, outbox)),
+            }
         }
         if cx.plan.topology.has_elsewhere() {
             self.land_elsewhere(group, place, cx);
@@ -341,8 +347,8 @@ impl Segments {
         let own = registers.goals(group, plan.host(), plan).next().map_or(plan.transit(), |at| at + from);
         for host in plan.hosts_elsewhere(receivers).filter(|_| len > 0) {
             for goal in registers.goals(group, host, plan) {
-                let token = cx.outbox.count(Counted::Push, host);
-                cx.outbox.push(Op::Put { host, from: own, to: goal + from, len, token });
+                let data = Data::Bytes { from: own, to: goal + from, len };
+                cx.outbox.put(Counted::Push, host, Some(data), None);
             }
         }
     }
@@ -393,7 +399,7 @@ pub(super) fn clear_claims(round: u64, cx: &mut Context) {
     if cx.ledger.home(round, &cx.plan) == cx.plan.me {
         let host = cx.plan.host();
         let token = cx.outbox.count(Counted::Push, host);
-        cx.outbox.push(Op::Clear { host, round, token });
+        cx.outbox.clear(host, round, token, &cx.plan);
     }
 }
 

@@ -3,7 +3,8 @@
 use super::super::super::context::Context;
 use super::super::super::entry::{Entry, Part};
 use super::super::super::input::Cells;
-use super::super::super::op::{Counted, Interest, Op, Token};
+use super::super::super::movement::combine_what_was_pushed;
+use super::super::super::op::{Counted, Interest, Token};
 use super::super::super::plan::{BUFFERS, Plan};
 use super::super::super::tag::Tag;
 use super::super::arrival::Arrival;
@@ -30,11 +31,11 @@ impl Words {
             self.cleared(arrival, cx);
         } else {
             self.asked = Some(host);
-            cx.outbox.push(Op::Clear { host, round: next, token: Token::Clear });
+            cx.outbox.clear(host, next, Token::Clear, &cx.plan);
         }
         if cx.plan.fault(Fault::LateRearm) {
             let token = cx.outbox.count(Counted::Push, host);
-            cx.outbox.push(Op::Clear { host, round: next, token });
+            cx.outbox.clear(host, next, token, &cx.plan);
         }
     }
 
@@ -87,23 +88,23 @@ impl Words {
 
     /// The next round is ready: hands out the record. What the initiator reduces by itself is in place before it.
     pub(super) fn cleared(&self, arrival: &mut Arrival<Stage>, cx: &mut Context) {
-        let (plan, round) = (&cx.plan, cx.ledger.open());
-        let reduction = Op::Combine { round, from: 0, len: plan.bytes };
-        let reduces = plan.movement == MovementBy::Initiator;
-        let early = plan.fault(Fault::LandBeforeData);
+        let round = cx.ledger.open();
+        let reduces = cx.plan.movement == MovementBy::Initiator;
+        let early = cx.plan.fault(Fault::LandBeforeData);
         if reduces && !early {
-            cx.outbox.push(reduction);
+            combine_what_was_pushed(round, cx);
         }
-        cx.outbox.publish(Counted::Push, plan.host(), round);
-        for host in plan.hosts_elsewhere(cx.ledger.active()) {
-            cx.stats.activations += 1;
-            cx.outbox.publish(Counted::Push, host, round);
+        let Context { plan, ledger, outbox, stats, .. } = &mut *cx;
+        outbox.record(ledger.cut(round), plan);
+        for host in plan.hosts_elsewhere(ledger.active()) {
+            stats.activations += 1;
+            outbox.publish(Counted::Push, host, ledger.cut(round), plan);
         }
         if reduces && early {
-            cx.outbox.push(reduction);
+            combine_what_was_pushed(round, cx);
         }
-        if !plan.fault(Fault::ForgetWake) {
-            cx.outbox.wake(plan.callees(), Interest::Outcome);
+        if !cx.plan.fault(Fault::ForgetWake) {
+            cx.outbox.wake(cx.plan.callees(), Interest::Outcome);
         }
         arrival.enter(Stage::Published, &mut cx.outbox);
     }

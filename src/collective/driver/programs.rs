@@ -1,0 +1,141 @@
+//! Programs of triggered operations: their reductions, and what a provider runs.
+
+use super::{Driver, WRITTEN_ONCE};
+use crate::collective::core::{Cells, Effort, Entry, Part, ProgramOp, Time};
+use crate::error::Result;
+use crate::executor::deferred_work::Provider;
+use crate::fault::{Crash, Fuse};
+use crate::reduce::{Goal, Place, Source};
+use crate::trigger::{Chunk, Gate, Input, Target, Task, Work};
+
+impl Driver {
+    /// Carries out what a program asks for.
+    #[inline(never)]
+    pub(super) fn execute_program(&mut self, op: ProgramOp, now: Time) -> Result<()> {
+        match op {
+            ProgramOp::Run(task) => self.run(task),
+            ProgramOp::Seal { round, deposit, initiator, crowded, pieces, order } => {
+                let whole = Chunk { from: 0, to: pieces, of: pieces };
+                self.seal(round, (deposit, initiator), crowded, (whole, order));
+            }
+            ProgramOp::Sum { round, from, to, chunk, order } => self.sum(round, from, to, (chunk, order)),
+            ProgramOp::Arm { round } => self.offloaded(|provider| provider.arm(round))?,
+            ProgramOp::Ready { round } => self.offloaded(|provider| provider.ready(round))?,
+            ProgramOp::SignalArrival { round } => self.offloaded(|provider| provider.give(round))?,
+            ProgramOp::RevokeGateToken { round, token } => {
+                let taken = self.offloaded(|provider| provider.take_back(round))?;
+                self.machine.complete(token, u64::from(taken), now);
+            }
+            ProgramOp::Deposit { round, gate, buffer, row, weight } => {
+                let plan = self.machine.plan();
+                let from = plan.contribution(plan.me, buffer);
+                self.offloaded(|provider| provider.let_in(round, gate, from, row, weight))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn offloaded<R: Default>(&mut self, run: impl FnOnce(&mut Provider) -> Result<R>) -> Result<R> {
+        self.provider.as_mut().map_or(Ok(R::default()), |provider| run(provider))
+    }
+
+    /// Records what a provider has done since, and with some effort reduces what has come.
+    pub(super) fn look_at_provider(&mut self, effort: Effort) -> Result<()> {
+        let Driver { provider: Some(provider), machine, control, arena, reduction, parts, .. } = self else {
+            return Ok(());
+        };
+        let plan = machine.plan();
+        if let Some(round) = machine.nearly_over()
+            && provider.is_over(round)?
+        {
+            control.announce(plan.over(round), round);
+        }
+        let Some((round, wanted)) = machine.expected().filter(|_| effort > Effort::Nothing) else { return Ok(()) };
+        let record = plan.record(round);
+        if control.load(record) != round && provider.has_outcome(round)? {
+            let scratch = &mut parts.cut;
+            scratch.begin(round, None);
+            for rank in 0..plan.ranks {
+                let (deposit, weights) = provider.deposit_of(round, rank)?;
+                scratch.add_gate(rank, deposit, |row| weights[row as usize]);
+            }
+            control.store_down(plan.recorded(record), scratch.encode());
+            if wanted {
+                let source = |entry: Entry| {
+                    let at = provider.place_of(round, entry.rank, entry.buffer);
+                    reduction.source(entry, Place::Here(at))
+                };
+                debug_assert!(round > machine.landed(), "{WRITTEN_ONCE}");
+                let goal = Goal { at: plan.outcome(round), wide: false };
+                let (elements, divisor) =
+                    (plan.bytes / reduction.dtype.size(), reduction.divisor(plan.ranks, scratch.contributions()));
+                arena.combine(reduction.kind(), scratch.contributions().filter_map(source), goal, elements, divisor);
+            }
+            control.announce(record, round);
+        }
+        Ok(())
+    }
+
+    /// A reduction of a program: the set of parts and the data.
+    fn run(&mut self, task: Task) {
+        Fuse::pass(&mut self.fuse, Crash::AfterClaim);
+        let dies = Fuse::is_due(self.fuse, Crash::InsideOperation);
+        let Driver { machine, control, arena, reduction, parts, sources, fuse, .. } = self;
+        let scratch = &mut parts.cut;
+        let plan = machine.plan();
+        let Some(layout) = plan.program.as_deref() else { return };
+        let Work::Reduce { from, to, chunk } = &layout.rows[task.row as usize].work else { return };
+        let round = task.round;
+        let load = |cell| control.load(plan.program_cell(round, cell));
+        scratch.begin(round, None);
+        sources.clear();
+        let (skip, len) = plan.chunk_span(*chunk);
+        let len = if dies { len / 2 / size_of::<u64>() * size_of::<u64>() } else { len };
+        let elements = len / reduction.dtype.size();
+        // Partial sums are kept in the width in which they are made.
+        let wide_skip = skip / reduction.dtype.size() * reduction.dtype.wide_size();
+        for input in from {
+            let first = scratch.entries.len();
+            match *input {
+                Input::Gate(rank) => {
+                    let deposit = Gate(load(layout.gate(rank))).at(round).deposit();
+                    scratch.add_gate(rank, deposit, |buffer| plan.weight(rank, buffer, &*control));
+                }
+                Input::Partial(number) => scratch.add(|index| load(layout.header(number) + index)),
+            }
+            let added = scratch.entries.from(first).filter(|entry| entry.part != Part::Leaving);
+            let contribution = |entry: Entry| {
+                let at = Place::Here(plan.contribution(entry.rank, entry.buffer) + skip);
+                reduction.source(entry, at)
+            };
+            match input {
+                // One contribution is not copied: its sum is itself.
+                Input::Partial(number) if added.clone().count() > 1 => {
+                    let at = Place::Here(plan.partial(round, *number) + wide_skip);
+                    sources.push(Source { at, wide: true, factor: 1.0 });
+                }
+                _ => sources.extend(added.filter_map(contribution)),
+            }
+        }
+        match *to {
+            Target::Partial(number) => {
+                let header = plan.program_cell(round, layout.header(number));
+                control.store_all(header, scratch.encode());
+                if scratch.contributions().count() > 1 {
+                    let goal = Goal { at: plan.partial(round, number) + wide_skip, wide: true };
+                    arena.combine(reduction.kind(), sources.iter().copied(), goal, elements, None);
+                }
+            }
+            Target::Outcome => {
+                if chunk.from == 0 {
+                    control.store_all(plan.program_cell(round, layout.record()), scratch.encode());
+                }
+                debug_assert!(round > machine.landed(), "{WRITTEN_ONCE}");
+                let divisor = reduction.divisor(plan.ranks, scratch.contributions());
+                let goal = Goal { at: plan.outcome(round) + skip, wide: false };
+                arena.combine(reduction.kind(), sources.iter().copied(), goal, elements, divisor);
+            }
+        }
+        Fuse::pass(fuse, Crash::InsideOperation);
+    }
+}
