@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 
 use crate::bootstrap::identity::{Identity, Machines};
 use crate::bootstrap::store;
-use crate::bootstrap::{Joined, StoreAddress, Terms, meet};
+use crate::bootstrap::{Joined, MeetingTerms, StoreAddress, meet};
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
 use crate::executor::helper::Helper;
@@ -400,7 +400,7 @@ fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Mem
             };
             let until = Deadline::from(config.deadline).instant();
             let secret = Secret::new(config.job_secret()?.as_deref(), &identity.job);
-            let terms = Terms::of(identity, config.deadline);
+            let terms = MeetingTerms::of(identity, config.deadline);
             join_by_memory(name, (rank, ranks), &secret, (terms, until), &|| Ok(()))
         }
         FabricChoice::Shm => {
@@ -416,7 +416,7 @@ fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Mem
             let place = identity.store_address()?;
             let own = config.job_secret()?;
             let secret = Secret::new(own.as_deref(), &identity.job);
-            let terms = Terms::of(identity, config.deadline);
+            let terms = MeetingTerms::of(identity, config.deadline);
             let gather = |mine: &[u8], until| store::gather(&place, (rank, ranks), mine, &secret, until, terms);
             let joined =
                 network::join((rank, ranks), config, measured, Meeting { secret: &secret, gather, has_another: true })?;
@@ -447,7 +447,7 @@ fn join_by_memory(
     name: &str,
     (rank, ranks): (u32, u32),
     secret: &Secret,
-    (terms, until): (Terms, Instant),
+    (terms, until): (MeetingTerms, Instant),
     goes_on: &dyn Fn() -> Result<()>,
 ) -> Result<Members> {
     let make = || ShmFabric::create(ranks);

@@ -6,7 +6,7 @@
 mod tier;
 
 use earlybird::trigger::{
-    Action, Buffer, Chunk, Counts, Defect, Place, Profile, Program, Request, Role, Schedule, Signal, Start, check,
+    Action, Buffer, Chunk, Counts, Defect, Profile, Program, RankBuffer, Request, Role, Schedule, Signal, Start, check,
     compile,
 };
 use tier::is_deep;
@@ -179,7 +179,7 @@ fn the_checker_finds_every_defect() {
             Action::Put { to, .. } => Some(to),
             _ => None,
         });
-        *put.unwrap() = Place { rank: 2, buffer: Buffer::Outcome };
+        *put.unwrap() = RankBuffer { rank: 2, buffer: Buffer::Outcome };
     });
     assert!(matches!(rewritten, Defect::Rewritten { .. }), "{rewritten}");
     let unordered = broken(network, &|world| {
@@ -187,7 +187,7 @@ fn the_checker_finds_every_defect() {
             Action::Reduce { from, .. } => Some(from),
             _ => None,
         });
-        from.unwrap()[0] = Place { rank: 0, buffer: Buffer::Inbox(2) };
+        from.unwrap()[0] = RankBuffer { rank: 0, buffer: Buffer::Inbox(2) };
     });
     assert!(matches!(unordered, Defect::Unordered { rank: 0, .. }), "{unordered}");
     let holed = broken(network, &|world| {

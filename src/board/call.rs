@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
-use super::layout::{HEADER, Header, MARK, Slot};
+use super::layout::{HEADER, Header, MARK, StepSlot};
 use super::peers::Purpose;
-use super::plan::{Plan, Readers};
+use super::plan::{CallPlan, Readers};
 use super::{Blocks, Board, Kind};
 use crate::error::{Error, Ranks, Result};
 use crate::executor::work::Polled;
@@ -63,7 +63,7 @@ impl<'a> Data<'a> {
 #[derive(Debug)]
 pub(crate) struct Call<'a> {
     what: What,
-    plan: Plan,
+    plan: CallPlan,
     data: Data<'a>,
     /// That of each piece, but for the mark.
     header: Header,
@@ -79,7 +79,7 @@ pub(crate) struct Call<'a> {
 impl<'a> Call<'a> {
     /// Begins a call.
     pub(crate) fn new(board: &mut Board, what: What, data: Data<'a>) -> Self {
-        let plan = Plan::new(board.sizes, what.kind, what.root, board.me, what.block);
+        let plan = CallPlan::new(board.sizes, what.kind, what.root, board.me, what.block);
         let (dtype, reduce) = what.reduction;
         let whose = if what.kind == Kind::AllReduce { what.place } else { plan.root() };
         let kinds = what.kind as u64 | (dtype as u64) << 8 | (reduce as u64) << 16 | u64::from(whose) << u32::BITS;
@@ -261,7 +261,7 @@ impl<'a> Call<'a> {
         if !is_marked() {
             let lines = if self.listens { 0..board.sizes.lines } else { 0..0u32 };
             let places =
-                lines.flat_map(|line| [0, self.plan.me() as usize].map(|piece| (Slot { line, ..slot }, piece)));
+                lines.flat_map(|line| [0, self.plan.me() as usize].map(|piece| (StepSlot { line, ..slot }, piece)));
             let marked = places.map(|(slot, piece)| (sync::look(window.cell(self.mark(slot, piece))), (slot, piece)));
             let beyond = marked.filter(|&(mark, _)| mark >= step).min_by_key(|&(mark, _)| mark);
             let Some((_, (slot, piece))) = beyond else { return Ok(false) };
@@ -277,7 +277,7 @@ impl<'a> Call<'a> {
     }
 
     /// The cell of a mark.
-    fn mark(&self, slot: Slot, piece: usize) -> usize {
+    fn mark(&self, slot: StepSlot, piece: usize) -> usize {
         self.plan.layout().header(slot, piece) / size_of::<u64>() + MARK
     }
 

@@ -52,7 +52,7 @@ pub(crate) struct Sizes {
 
 /// The slots of a step.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Slot {
+pub(super) struct StepSlot {
     /// For headers.
     pub(super) line: u32,
     /// For data.
@@ -135,7 +135,7 @@ impl Layout {
     }
 
     /// Where the header of a piece lies. That of piece 0 is at the same place in all calls.
-    pub(super) fn header(&self, slot: Slot, piece: usize) -> usize {
+    pub(super) fn header(&self, slot: StepSlot, piece: usize) -> usize {
         match self.sizes.shared {
             true => (piece * self.sizes.lines as usize + slot.line as usize) * CACHE_LINE,
             false => slot.data as usize * self.sizes.slot() + piece * self.stride(),
@@ -143,7 +143,7 @@ impl Layout {
     }
 
     /// Where the data of a piece lies.
-    pub(super) fn data(&self, slot: Slot, piece: usize) -> usize {
+    pub(super) fn data(&self, slot: StepSlot, piece: usize) -> usize {
         match self.is_inline || !self.sizes.shared {
             true => self.header(slot, piece) + HEADER,
             false => self.sizes.headers() + slot.data as usize * self.sizes.slot() + piece * self.stride(),
@@ -169,9 +169,9 @@ mod tests {
                     let sizes = Sizes::new(ranks, shared);
                     let layout = sizes.layout(several, block);
                     let pieces = if several { ranks as usize + 1 } else { 1 };
-                    let last = Slot { line: sizes.lines - 1, data: sizes.slots - 1 };
+                    let last = StepSlot { line: sizes.lines - 1, data: sizes.slots - 1 };
                     let all = || {
-                        let slots = [Slot { line: 0, data: 0 }, last].into_iter();
+                        let slots = [StepSlot { line: 0, data: 0 }, last].into_iter();
                         slots.flat_map(|slot| (0..pieces).map(move |piece| (slot, piece)))
                     };
                     let headers = all().map(|(slot, piece)| (layout.header(slot, piece), HEADER));
@@ -196,8 +196,9 @@ mod tests {
             let blocks = [0, 1, 8, INLINE, INLINE + 1, 64, 1000, 1 << 20];
             blocks.into_iter().flat_map(|block| [true, false].map(|several| sizes.layout(several, block)))
         };
-        let ends =
-            [0, 1, sizes.lines - 1].into_iter().flat_map(|line| [0, sizes.slots - 1].map(|data| Slot { line, data }));
+        let ends = [0, 1, sizes.lines - 1]
+            .into_iter()
+            .flat_map(|line| [0, sizes.slots - 1].map(|data| StepSlot { line, data }));
         let places: Vec<_> = ends.flat_map(|slot| (0..6).map(move |piece| (slot, piece))).collect();
         for (marked, other) in layouts().flat_map(|marked| layouts().map(move |other| (marked, other))) {
             for (place, another) in places.iter().flat_map(|place| places.iter().map(move |another| (place, another))) {

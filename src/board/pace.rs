@@ -12,7 +12,7 @@
 //! what it takes has been published by them.
 #![forbid(unsafe_code)]
 
-use super::layout::{Sizes, Slot};
+use super::layout::{Sizes, StepSlot};
 use super::plan::Readers;
 use crate::error::Result;
 use crate::fault::Fault;
@@ -23,7 +23,7 @@ pub(super) struct Pace {
     me: u32,
     /// The step that it makes, from 1, and the slots of it.
     step: u64,
-    slot: Slot,
+    slot: StepSlot,
     /// The first step in which it took something of each rank and has not said so; 0: it has said so.
     owed: Vec<u64>,
     /// No rank is owed an answer since before this step.
@@ -40,7 +40,7 @@ impl Pace {
         let owed = vec![0; sizes.ranks as usize];
         let (readers, data) =
             (vec![Readers::None; sizes.lines as usize], vec![(0, Readers::None); sizes.slots as usize]);
-        let slot = Slot { line: 1 % sizes.lines, data: 1 % sizes.slots };
+        let slot = StepSlot { line: 1 % sizes.lines, data: 1 % sizes.slots };
         Pace { me, step: 1, slot, owed, oldest: u64::MAX, readers, data, fault }
     }
 
@@ -55,14 +55,14 @@ impl Pace {
     }
 
     /// The slots of this step.
-    pub(super) fn slot(&self) -> Slot {
+    pub(super) fn slot(&self) -> StepSlot {
         self.slot
     }
 
     /// The slots of the step after this one.
-    pub(super) fn next_slot(&self) -> Slot {
+    pub(super) fn next_slot(&self) -> StepSlot {
         let next = |slot: u32, slots: usize| if slot as usize + 1 == slots { 0 } else { slot + 1 };
-        Slot { line: next(self.slot.line, self.readers.len()), data: next(self.slot.data, self.data.len()) }
+        StepSlot { line: next(self.slot.line, self.readers.len()), data: next(self.slot.data, self.data.len()) }
     }
 
     /// A rank that has not taken what the slots of this step hold; `has_data`: whether it takes one for data. `heard`:

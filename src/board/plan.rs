@@ -81,7 +81,7 @@ pub(super) enum Readers {
 
 /// A collective call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct CallPlan {
     kind: Kind,
     root: u32,
     me: u32,
@@ -105,7 +105,7 @@ pub(crate) enum Blocks<'a> {
     Bounds(&'a [usize]),
 }
 
-impl Plan {
+impl CallPlan {
     /// A call with `block` bytes of the largest block: of what a rank contributes, or of what goes to each rank.
     pub(super) fn new(sizes: Sizes, kind: Kind, root: u32, me: u32, block: usize) -> Self {
         let (ranks, whole) = (sizes.ranks as usize, matches!(kind, Kind::Reduce | Kind::AllReduce));
@@ -119,7 +119,7 @@ impl Plan {
         let layout = sizes.layout(is_split, block);
         let chunks = if block <= layout.chunk() { 1 } else { block.div_ceil(layout.chunk()) };
         let root = if kind.has_root() { root } else { 0 };
-        Plan { kind, root, me, ranks: sizes.ranks, is_split, block, total, chunks, layout }
+        CallPlan { kind, root, me, ranks: sizes.ranks, is_split, block, total, chunks, layout }
     }
 
     pub(super) fn me(&self) -> u32 {
@@ -271,7 +271,7 @@ mod tests {
         let sizes = Sizes::new(5, true);
         for bytes in [0, 1, 64, 300_001, 3 << 20] {
             for (kind, _) in Kind::EVERY {
-                let plan = Plan::new(sizes, kind, 0, 0, bytes);
+                let plan = CallPlan::new(sizes, kind, 0, 0, bytes);
                 for block in 0..5 {
                     let whole = if plan.is_split { plan.whole(Blocks::Even, block) } else { 0..plan.block };
                     let mut at = whole.start;

@@ -15,22 +15,22 @@ const PATIENCE: Duration = Duration::from_millis(200);
 
 /// The terms of a meeting as the user set them, for error texts.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct MeetingTerms {
     /// How long ranks wait for each other.
     pub(crate) deadline: Duration,
     /// What the starts of all ranks have in common ([`super::identity::Identity::together`]).
     pub(crate) together: &'static str,
 }
 
-impl Terms {
+impl MeetingTerms {
     pub(crate) fn of(identity: &Identity, deadline: Duration) -> Self {
-        Terms { deadline, together: identity.together }
+        MeetingTerms { deadline, together: identity.together }
     }
 
     /// What a rank says that waited for rank 0 in vain: the reason, if there is one, and what else
     /// it asks.
     pub(super) fn rank_0_missing(&self, why: Option<&std::io::Error>, also: &str) -> String {
-        let Terms { deadline, together } = self;
+        let MeetingTerms { deadline, together } = self;
         let why = why.map_or_else(String::new, |cause| format!(" ({cause})"));
         format!("rank 0 did not come within {deadline:?}{why}; was it started, {together}{also}?")
     }
@@ -47,13 +47,13 @@ pub(super) struct Attendance {
     /// Rank 0's own wait was to end.
     interrupted: Option<Error>,
     until: Instant,
-    terms: Terms,
+    terms: MeetingTerms,
     /// What else rank 0 asks if a rank does not come.
     also: &'static str,
 }
 
 impl Attendance {
-    pub(super) fn new(ranks: u32, until: Instant, terms: Terms, also: &'static str) -> Self {
+    pub(super) fn new(ranks: u32, until: Instant, terms: MeetingTerms, also: &'static str) -> Self {
         let present = (0..ranks).map(|rank| rank == 0).collect();
         Attendance { present, mistake: None, refused: None, complete: None, interrupted: None, until, terms, also }
     }
@@ -125,7 +125,7 @@ impl Attendance {
             }
             None if late => {
                 let (missing, ranks) = (Ranks(missing), self.present.len());
-                let Terms { deadline, together } = self.terms;
+                let MeetingTerms { deadline, together } = self.terms;
                 let (also, refused) = (self.also, self.refused.as_ref());
                 let refused = refused.map_or_else(String::new, |why| format!(" Not let in: {why}"));
                 Some(Err(format!(

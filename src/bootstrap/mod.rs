@@ -10,6 +10,6 @@ mod store_address;
 pub(crate) mod store;
 pub(crate) mod wire;
 
-pub(crate) use attendance::Terms;
+pub(crate) use attendance::MeetingTerms;
 pub(crate) use rendezvous::{Joined, meet};
 pub use store_address::StoreAddress;

@@ -16,7 +16,7 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
-use super::attendance::{Attendance, Terms};
+use super::attendance::{Attendance, MeetingTerms};
 use super::peer;
 use super::store::read_until;
 use super::wire::{HELLO, Heading, Hello, MOST_RANKS, NONCE, VERDICT, decode_pids, encode_pids};
@@ -50,7 +50,7 @@ pub(crate) fn meet(
     name: &str,
     (rank, ranks): (u32, u32),
     secret: &Secret,
-    (terms, until): (Terms, Instant),
+    (terms, until): (MeetingTerms, Instant),
     goes_on: &dyn Fn() -> Result<()>,
     make: impl FnOnce() -> Result<OwnedFd>,
 ) -> Result<Joined> {
@@ -72,7 +72,7 @@ fn host(
     address: &SocketAddr,
     ranks: u32,
     secret: &Secret,
-    (terms, until): (Terms, Instant),
+    (terms, until): (MeetingTerms, Instant),
     goes_on: &dyn Fn() -> Result<()>,
     make: impl FnOnce() -> Result<OwnedFd>,
 ) -> Result<Joined> {
@@ -227,7 +227,7 @@ fn visit(
     address: &SocketAddr,
     (rank, ranks): (u32, u32),
     secret: &Secret,
-    (terms, until): (Terms, Instant),
+    (terms, until): (MeetingTerms, Instant),
     goes_on: &dyn Fn() -> Result<()>,
 ) -> Result<Joined> {
     let os = |cause| Error::os(rank, "visit the meeting", cause);
@@ -324,7 +324,7 @@ mod tests {
         let name = format!("earlybird-test-silent-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(name).unwrap();
         let deadline = Duration::from_secs(60);
-        let (terms, until) = (Terms { deadline, together: "" }, Instant::now() + deadline);
+        let (terms, until) = (MeetingTerms { deadline, together: "" }, Instant::now() + deadline);
         let make = || Ok(std::fs::File::open("/dev/null").unwrap().into());
         std::thread::scope(|scope| {
             let guest = scope.spawn(|| {

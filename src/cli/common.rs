@@ -56,7 +56,7 @@ pub(super) struct Common {
 }
 
 /// Whether this process is a rank already, and of how many.
-pub(super) struct Place {
+pub(super) struct Membership {
     pub(super) ranks: u32,
     pub(super) launched: bool,
     pub(super) config: Config,
@@ -64,7 +64,7 @@ pub(super) struct Place {
 
 impl Start {
     /// Finds out what this process is; `usual` ranks if no number is given.
-    pub(super) fn place(&self, usual: u32) -> Result<Place, Box<dyn std::error::Error>> {
+    pub(super) fn place(&self, usual: u32) -> Result<Membership, Box<dyn std::error::Error>> {
         let identity = Identity::from_env()?;
         let mut config = Config::from_env()?;
         if self.provider.is_some() {
@@ -90,7 +90,7 @@ impl Start {
                 let by = identity.started_by();
                 Err(format!("-n {asked} was given, and {by} started {ranks} ranks; omit -n").into())
             }
-            _ => Ok(Place { ranks, launched, config }),
+            _ => Ok(Membership { ranks, launched, config }),
         }
     }
 }

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use clap::ValueEnum;
 use earlybird::trigger::{
-    Action, Chunk, Counts, Operation, Place, Profile, Program, Request, Role, Schedule, Signal, Start, buffer_bytes,
-    check, compile, hops,
+    Action, Chunk, Counts, Operation, Profile, Program, RankBuffer, Request, Role, Schedule, Signal, Start,
+    buffer_bytes, check, compile, hops,
 };
 use earlybird::{Fire, Grace, Mover};
 use serde_json::json;
@@ -165,7 +165,7 @@ fn print_cut(args: &Args) -> super::Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn place(place: &Place, own: u32) -> String {
+fn place(place: &RankBuffer, own: u32) -> String {
     if place.rank == own { place.buffer.to_string() } else { format!("{} of {}", place.buffer, place.rank) }
 }
 

@@ -12,7 +12,7 @@ mod texts;
 
 use std::time::Instant;
 
-pub(super) use checks::Shared;
+pub(super) use checks::CommonChoices;
 
 use super::allreduce::Allreduce;
 use super::calls::Calls;

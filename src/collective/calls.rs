@@ -21,7 +21,7 @@ pub(super) enum Calls {
     /// In rounds of the whole world.
     Rounds(Raw<Engine>),
     /// In groups by order of arrival.
-    Arrivals(Raw<tickets::Engine>),
+    Arrivals(Raw<tickets::TicketEngine>),
 }
 
 /// Each method does what the one of [`Raw`] does.

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::core::{Counted, Data, Effort, Entry, Input, Machine, Op, Operands, Plan, ProgramOp, Time, Token};
+use super::core::{Addend, Counted, Effort, Entry, Machine, Op, Operands, Plan, ProgramOp, PutData, Time, Token};
 use crate::error::{Error, Result};
 use crate::executor::deferred_work::Provider;
 use crate::fabric::{Access, At, Completion, Endpoint, Lender, Posted, Region, Signal};
@@ -125,7 +125,7 @@ impl Reduction {
     }
 
     /// What a reduction reads, as a source; `None` if its factor is 0.
-    fn source_of(self, Input { at, entry }: Input) -> Option<Source> {
+    fn source_of(self, Addend { at, entry }: Addend) -> Option<Source> {
         match entry {
             None => Some(Source { at, wide: false, factor: 1.0 }),
             Some(entry) => self.source(entry, at),
@@ -380,7 +380,7 @@ impl Driver {
                     awaited: is_awaited(token),
                 });
                 let without = signal.is_some() && self.machine.plan().fault(Fault::SignalWithoutData);
-                let data = data.filter(|data| !without || matches!(data, Data::Cells { .. }));
+                let data = data.filter(|data| !without || matches!(data, PutData::Cells { .. }));
                 let posted = match (data.map(|data| self.ends_of(data, host)), signal) {
                     (Some((from, to, len)), signal) => self.endpoint.put(from, to, len, signal, token.code())?,
                     (None, Some(signal)) => self.endpoint.signal(signal, token.code())?,
@@ -413,11 +413,11 @@ impl Driver {
     }
 
     /// Where data comes from on the own host, where it goes to, and its bytes.
-    fn ends_of(&self, data: Data, host: u32) -> (At, At, usize) {
+    fn ends_of(&self, data: PutData, host: u32) -> (At, At, usize) {
         let own = self.machine.plan().host();
         match data {
-            Data::Bytes { from, to, len } => (self.data_at(own, from), self.data_at(host, to), len),
-            Data::Cells { first, count } => {
+            PutData::Bytes { from, to, len } => (self.data_at(own, from), self.data_at(host, to), len),
+            PutData::Cells { first, count } => {
                 (self.cell_at(own, first), self.cell_at(host, first), count * size_of::<u64>())
             }
         }

@@ -174,11 +174,11 @@ impl Core {
 /// What the thread knows of a task.
 struct Charge {
     task: Arc<dyn Task>,
-    stage: Stage,
+    stage: HelperStage,
 }
 
 #[derive(Clone, Copy)]
-enum Stage {
+enum HelperStage {
     /// Nothing was left.
     Idle,
     /// Work was left. The owner has until then to come back.
@@ -216,10 +216,10 @@ impl Shift {
             // A wake-up for a task that is looked at below, and was not seen, ends the next sleep.
             self.sleeper.prepare();
             self.take_turns();
-            let is_any = |is: fn(&Stage) -> bool| self.charges.iter().any(|charge| is(&charge.stage));
-            if is_any(|stage| matches!(stage, Stage::Awake { .. })) {
+            let is_any = |is: fn(&HelperStage) -> bool| self.charges.iter().any(|charge| is(&charge.stage));
+            if is_any(|stage| matches!(stage, HelperStage::Awake { .. })) {
                 self.spin_or_rest();
-            } else if is_any(|stage| matches!(stage, Stage::Asleep { .. })) {
+            } else if is_any(|stage| matches!(stage, HelperStage::Asleep { .. })) {
                 self.sleep();
             } else if let Some(until) = self.head_start() {
                 // An owner that means to wait is back by then, and does better without a rival.
@@ -244,7 +244,7 @@ impl Shift {
         self.charges.retain(|charge| tasks.iter().any(|task| is(charge, task)));
         for task in &*tasks {
             if !self.charges.iter().any(|charge| is(charge, task)) {
-                self.charges.push(Charge { task: task.clone(), stage: Stage::Idle });
+                self.charges.push(Charge { task: task.clone(), stage: HelperStage::Idle });
             }
         }
     }
@@ -256,25 +256,25 @@ impl Shift {
         let dead = self.failure.as_ref().map_or_else(Vec::new, |(failure, _)| dead(&*self.fabric, failure));
         let Shift { charges, spin, failure, fell_asleep, .. } = self;
         for Charge { task, stage } in charges {
-            if let Stage::HeadStart { until } = *stage
+            if let HelperStage::HeadStart { until } = *stage
                 && started >= until
             {
-                *stage = Stage::Idle;
+                *stage = HelperStage::Idle;
                 if task.is_left() {
-                    *stage = Stage::Awake { begins: true, timer: None };
+                    *stage = HelperStage::Awake { begins: true, timer: None };
                     spin.begin(now);
                 }
             }
             let stand = match (&failure, *stage) {
-                (_, Stage::Idle) if task.is_left() => Stand::Taken,
-                (_, Stage::Idle | Stage::HeadStart { .. }) => continue,
+                (_, HelperStage::Idle) if task.is_left() => Stand::Taken,
+                (_, HelperStage::Idle | HelperStage::HeadStart { .. }) => continue,
                 (Some((_, until)), _) => {
                     let stand = if dead.is_empty() { Stand::Awake { timer: None } } else { task.outlive(&dead) };
                     let gives_up = dead.is_empty() || started >= *until;
                     if gives_up && matches!(stand, Stand::Awake { .. }) { task.forget() } else { stand }
                 }
-                (None, Stage::Awake { begins, .. }) => task.work(begins, spin.yields()),
-                (None, Stage::Asleep { until }) => {
+                (None, HelperStage::Awake { begins, .. }) => task.work(begins, spin.yields()),
+                (None, HelperStage::Asleep { until }) => {
                     let stand = task.stir(all_due || until.is_some_and(|until| until <= started));
                     if matches!(stand, Stand::Asleep { .. }) {
                         continue;
@@ -288,7 +288,7 @@ impl Shift {
             if matches!(stand, Stand::Done) {
                 spin.paid(self.clock.now());
             }
-            *stage = Stage::after(stand, &**task);
+            *stage = HelperStage::after(stand, &**task);
         }
     }
 
@@ -308,8 +308,8 @@ impl Shift {
             return;
         }
         for Charge { task, stage } in &mut self.charges {
-            if let Stage::Awake { .. } = stage {
-                *stage = Stage::after(task.rest(), &**task);
+            if let HelperStage::Awake { .. } = stage {
+                *stage = HelperStage::after(task.rest(), &**task);
             }
         }
     }
@@ -343,9 +343,9 @@ impl Shift {
     /// Whether there is something that the thread must not sleep for. It has said before that it sleeps.
     fn has_news(&self) -> bool {
         let is_new = |charge: &Charge| match charge.stage {
-            Stage::Idle => charge.task.is_left(),
-            Stage::Asleep { .. } => !charge.task.is_asleep(),
-            Stage::HeadStart { .. } | Stage::Awake { .. } => true,
+            HelperStage::Idle => charge.task.is_left(),
+            HelperStage::Asleep { .. } => !charge.task.is_asleep(),
+            HelperStage::HeadStart { .. } | HelperStage::Awake { .. } => true,
         };
         self.core.stop.load(Ordering::SeqCst)
             || self.core.changes.load(Ordering::SeqCst) != self.changes
@@ -355,7 +355,7 @@ impl Shift {
     /// When the next head start is over.
     fn head_start(&self) -> Option<Instant> {
         let until = |charge: &Charge| match charge.stage {
-            Stage::HeadStart { until } => Some(until),
+            HelperStage::HeadStart { until } => Some(until),
             _ => None,
         };
         self.charges.iter().filter_map(until).min()
@@ -364,21 +364,21 @@ impl Shift {
     /// When the next task wants a turn although nothing happens.
     fn timer(&self) -> Option<Instant> {
         let timer = |charge: &Charge| match charge.stage {
-            Stage::Awake { timer: at, .. } | Stage::Asleep { until: at } => at,
-            Stage::Idle | Stage::HeadStart { .. } => None,
+            HelperStage::Awake { timer: at, .. } | HelperStage::Asleep { until: at } => at,
+            HelperStage::Idle | HelperStage::HeadStart { .. } => None,
         };
         self.charges.iter().filter_map(timer).min()
     }
 }
 
-impl Stage {
+impl HelperStage {
     fn after(stand: Stand, task: &dyn Task) -> Self {
         match stand {
             // It has a head start again once its owner goes away.
-            Stand::Taken if task.is_left() => Stage::HeadStart { until: Instant::now() + HEAD_START },
-            Stand::Over | Stand::Done | Stand::Taken => Stage::Idle,
-            Stand::Awake { timer } => Stage::Awake { begins: false, timer },
-            Stand::Asleep { until } => Stage::Asleep { until },
+            Stand::Taken if task.is_left() => HelperStage::HeadStart { until: Instant::now() + HEAD_START },
+            Stand::Over | Stand::Done | Stand::Taken => HelperStage::Idle,
+            Stand::Awake { timer } => HelperStage::Awake { begins: false, timer },
+            Stand::Asleep { until } => HelperStage::Asleep { until },
         }
     }
 }

@@ -151,7 +151,7 @@ struct Explorer {
     /// What the memory is kept as, unless a step was made since.
     as_memory: Option<Rc<Snapshot>>,
     oracle: Rc<Oracle>,
-    net: crate::fabric::sim::Shared,
+    net: crate::fabric::sim::SimShared,
     rng: Xoshiro256PlusPlus,
     mortal: Option<usize>,
 }

@@ -12,13 +12,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::program::{Action, Buffer, Chunk, Place, Program, Role, Signal};
+use super::program::{Action, Buffer, Chunk, Program, RankBuffer, Role, Signal};
 
 /// The contributions in a buffer, by rank and number.
 pub type Sum = BTreeSet<(u32, u64)>;
 
 /// A part of a buffer.
-type Piece = (Place, Chunk);
+type Piece = (RankBuffer, Chunk);
 
 /// The cards of all ranks of a world.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ enum Message {
     Put { slot: usize, to: Piece, data: Sum, then: Vec<Signal> },
 }
 
-fn parts(buffers: &BTreeMap<Piece, Sum>, place: Place) -> impl Iterator<Item = (Chunk, &Sum)> {
+fn parts(buffers: &BTreeMap<Piece, Sum>, place: RankBuffer) -> impl Iterator<Item = (Chunk, &Sum)> {
     let from = Chunk { from: 0, to: 0, of: 0 };
     buffers.range((place, from)..).take_while(move |((at, _), _)| *at == place).map(|((_, part), sum)| (*part, sum))
 }
@@ -96,7 +96,7 @@ impl Cards {
 
     fn run(&mut self, Queued { slot, rank, index }: Queued) {
         let operation = self.world[rank as usize].operations[index].clone();
-        let own = |buffer| Place { rank, buffer };
+        let own = |buffer| RankBuffer { rank, buffer };
         let mut then = operation.then;
         match operation.action {
             Action::Signal | Action::Seal => {}
@@ -146,7 +146,7 @@ impl Cards {
     }
 
     /// What lies in a part of a buffer, all of whose pieces must be alike: nothing, if any is missing.
-    fn read(&mut self, slot: usize, place: Place, chunk: Chunk) -> Sum {
+    fn read(&mut self, slot: usize, place: RankBuffer, chunk: Chunk) -> Sum {
         let state = &self.slots[slot];
         self.torn += u64::from(place.buffer == Buffer::Contribution && state.writing.contains(&place.rank));
         let (mut found, mut pieces) = (None, 0);
@@ -174,14 +174,14 @@ impl Cards {
     /// Ends the write: the buffer holds contribution `number`, too.
     pub fn written(&mut self, slot: usize, rank: u32, number: u64) {
         self.slots[slot].writing.remove(&rank);
-        let part = (Place { rank, buffer: Buffer::Contribution }, Chunk::WHOLE);
+        let part = (RankBuffer { rank, buffer: Buffer::Contribution }, Chunk::WHOLE);
         self.slots[slot].buffers.entry(part).or_default().insert((rank, number));
     }
 
     /// The outcome that a rank has, chunk by chunk; all chunks must be alike.
     #[must_use]
     pub fn outcome(&self, slot: usize, rank: u32) -> Vec<Sum> {
-        let place = Place { rank, buffer: Buffer::Outcome };
+        let place = RankBuffer { rank, buffer: Buffer::Outcome };
         parts(&self.slots[slot].buffers, place).map(|(_, sum)| sum.clone()).collect()
     }
 
@@ -207,7 +207,7 @@ impl Cards {
             }
         }
         state.armed[rank as usize] += 1;
-        let own = |place: &Place| place.rank == rank && place.buffer == Buffer::Contribution;
+        let own = |place: &RankBuffer| place.rank == rank && place.buffer == Buffer::Contribution;
         state.buffers.retain(|(place, _), _| !own(place));
     }
 

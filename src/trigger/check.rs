@@ -13,7 +13,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::compile::{Profile, Request};
-use super::program::{Action, Buffer, Chunk, Operation, Place, Program, Role, Signal};
+use super::program::{Action, Buffer, Chunk, Operation, Program, RankBuffer, Role, Signal};
 
 /// Why a set of tables is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -70,7 +70,7 @@ pub enum Defect {
     #[error("{} of rank {}, chunk {chunk:?}, is written twice in a use", .place.buffer, .place.rank)]
     Rewritten {
         /// The buffer.
-        place: Place,
+        place: RankBuffer,
         /// The part of it.
         chunk: Chunk,
     },
@@ -80,13 +80,13 @@ pub enum Defect {
         /// The reader.
         rank: u32,
         /// The buffer that it reads.
-        place: Place,
+        place: RankBuffer,
     },
     /// An outcome with a hole.
     #[error("no operation writes all of {} of rank {}", .place.buffer, .place.rank)]
     Incomplete {
         /// The outcome.
-        place: Place,
+        place: RankBuffer,
     },
     /// A table beyond the executor's limits.
     #[error("rank {rank}: {need} {what} in a table, where the {profile} profile allows {limit}")]
@@ -200,11 +200,11 @@ fn acyclic(world: &[Program]) -> Result<(), Defect> {
 }
 
 /// The parts of buffers that are complete when a counter has all its inputs.
-type Known = HashMap<Place, HashSet<Chunk>>;
+type Known = HashMap<RankBuffer, HashSet<Chunk>>;
 
 /// What an operation writes.
-fn written(program: &Program, operation: &Operation) -> Option<(Place, Chunk)> {
-    let own = |buffer| Place { rank: program.rank, buffer };
+fn written(program: &Program, operation: &Operation) -> Option<(RankBuffer, Chunk)> {
+    let own = |buffer| RankBuffer { rank: program.rank, buffer };
     match &operation.action {
         Action::Signal => None,
         // A contribution is sealed as a whole.
@@ -262,7 +262,7 @@ fn complete(world: &[Program]) -> HashMap<(u32, Role), Known> {
 }
 
 fn data(world: &[Program]) -> Result<(), Defect> {
-    let mut writes: HashMap<Place, Vec<Chunk>> = HashMap::new();
+    let mut writes: HashMap<RankBuffer, Vec<Chunk>> = HashMap::new();
     for (program, operation) in operations(world) {
         let Some((place, chunk)) = written(program, operation) else { continue };
         let others = writes.entry(place).or_default();
@@ -273,11 +273,11 @@ fn data(world: &[Program]) -> Result<(), Defect> {
         others.push(chunk);
     }
     let known = complete(world);
-    let is_known = |counter: &(u32, Role), place: &Place, chunk| {
+    let is_known = |counter: &(u32, Role), place: &RankBuffer, chunk| {
         known.get(counter).and_then(|known| known.get(place)).is_some_and(|parts| cover(parts, chunk))
     };
     for (program, operation) in operations(world) {
-        let own = |buffer| Place { rank: program.rank, buffer };
+        let own = |buffer| RankBuffer { rank: program.rank, buffer };
         let (sources, chunk) = match &operation.action {
             Action::Reduce { from, chunk, .. } => (from.clone(), *chunk),
             Action::Put { from, chunk, .. } => (vec![own(*from)], *chunk),

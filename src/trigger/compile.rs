@@ -6,7 +6,7 @@
 //! first ranks are folded in pairs (Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations
 //! in MPICH, IJHPCA 19(1), 2005).
 
-use super::program::{Action, Buffer, Chunk, Counter, Operation, Place, Program, Role, Signal};
+use super::program::{Action, Buffer, Chunk, Counter, Operation, Program, RankBuffer, Role, Signal};
 use crate::rule::{Fire, Grace, Schedule, When};
 
 /// What triggers the activation.
@@ -113,7 +113,7 @@ pub(super) fn compile_rank(request: &Request, profile: &Profile, rank: u32) -> P
         _ => table.reduce_in_place(sealed),
     }
     table.completions();
-    let place = |owner| Place { rank: owner, buffer: Buffer::Outcome };
+    let place = |owner| RankBuffer { rank: owner, buffer: Buffer::Outcome };
     let receives = if shared { (place(0), (0, Role::Done)) } else { (place(rank), (rank, Role::Done)) };
     Program { rank, counters: table.counters, operations: table.operations, receives }
 }
@@ -153,9 +153,9 @@ impl VirtualRanks {
     }
 
     /// What a virtual rank contributes to level 1.
-    fn source(self, leaf: u32) -> Place {
+    fn source(self, leaf: u32) -> RankBuffer {
         let buffer = if self.is_pair(leaf) { Buffer::Partial(0) } else { Buffer::Contribution };
-        Place { rank: self.leader(leaf), buffer }
+        RankBuffer { rank: self.leader(leaf), buffer }
     }
 }
 
@@ -268,15 +268,18 @@ impl Builder<'_> {
             self.also_signal(sealed, Signal { rank: rank - 1, counter: Role::Level(0), input: 1 });
             return;
         };
-        let sum =
-            |low: Place, high: Place, to: Buffer| Action::Reduce { from: vec![low, high], to, chunk: Chunk::WHOLE };
+        let sum = |low: RankBuffer, high: RankBuffer, to: Buffer| Action::Reduce {
+            from: vec![low, high],
+            to,
+            chunk: Chunk::WHOLE,
+        };
         if rank == 0 {
             self.counter(Role::Done, 1, 0);
         }
         if virtual_ranks.is_pair(leaf) {
             self.also_signal(sealed, self.own(Role::Level(0), 0));
             self.counter(Role::Level(0), 2, 0);
-            let place = |rank| Place { rank, buffer: Buffer::Contribution };
+            let place = |rank| RankBuffer { rank, buffer: Buffer::Contribution };
             self.when_full(Role::Level(0), sum(place(rank), place(rank + 1), Buffer::Partial(0)), vec![up(leaf, 1)]);
         } else {
             self.also_signal(sealed, up(leaf, 1));
@@ -286,7 +289,7 @@ impl Builder<'_> {
                 break;
             }
             let below = |leaf: u32| {
-                let partial = Place { rank: virtual_ranks.leader(leaf), buffer: Buffer::Partial(level - 1) };
+                let partial = RankBuffer { rank: virtual_ranks.leader(leaf), buffer: Buffer::Partial(level - 1) };
                 if level == 1 { virtual_ranks.source(leaf) } else { partial }
             };
             let to = if level == levels { Buffer::Outcome } else { Buffer::Partial(level) };
@@ -311,7 +314,8 @@ impl Builder<'_> {
         };
         self.counter(Role::Sealed, request.ranks, 0);
         self.counter(Role::Done, chunks, 0);
-        let from: Vec<Place> = (0..request.ranks).map(|rank| Place { rank, buffer: Buffer::Contribution }).collect();
+        let from: Vec<RankBuffer> =
+            (0..request.ranks).map(|rank| RankBuffer { rank, buffer: Buffer::Contribution }).collect();
         for chunk in 0..chunks {
             let action = Action::Reduce { from: from.clone(), to: Buffer::Outcome, chunk: Chunk::piece(chunk, chunks) };
             self.when_full(Role::Sealed, action, vec![self.own(Role::Done, chunk)]);
@@ -329,12 +333,12 @@ impl Builder<'_> {
             // The second rank of a pair sends its contribution and receives the outcome.
             self.counter(Role::Made(0), 1, 0);
             self.also_signal(sealed, self.own(Role::Made(0), 0));
-            let to = Place { rank: rank - 1, buffer: Buffer::Inbox(0) };
+            let to = RankBuffer { rank: rank - 1, buffer: Buffer::Inbox(0) };
             let there = Signal { rank: rank - 1, counter: Role::Level(0), input: 1 };
             self.when_full(Role::Made(0), Action::Put { from: Buffer::Contribution, to, chunk: whole }, vec![there]);
             return;
         };
-        let own = |buffer| Place { rank, buffer };
+        let own = |buffer| RankBuffer { rank, buffer };
         // What this rank sends at level 1, and the operation that produces it.
         let (mut mine, mut maker) = (Buffer::Contribution, sealed);
         if virtual_ranks.is_pair(leaf) {
@@ -360,7 +364,7 @@ impl Builder<'_> {
             self.counter(Role::Level(level), 2, 0);
             self.also_signal(maker, self.own(Role::Made(level), 0));
             self.also_signal(maker, self.own(Role::Level(level), 0));
-            let to = Place { rank: partner, buffer: Buffer::Inbox(level) };
+            let to = RankBuffer { rank: partner, buffer: Buffer::Inbox(level) };
             let there = Signal { rank: partner, counter: Role::Level(level), input: 1 };
             self.when_full(Role::Made(level), Action::Put { from: mine, to, chunk: send }, vec![there]);
             let theirs = own(Buffer::Inbox(level));
@@ -375,7 +379,7 @@ impl Builder<'_> {
             self.also_signal(maker, self.own(made, 0));
             for level in (1..=levels).rev() {
                 let partner = virtual_ranks.leader(leaf ^ 1 << (level - 1));
-                let to = Place { rank: partner, buffer: Buffer::Outcome };
+                let to = RankBuffer { rank: partner, buffer: Buffer::Outcome };
                 let chunk = kept[level as usize];
                 let gathered = Role::Gathered(level);
                 self.counter(gathered, 2, 0);
@@ -392,7 +396,7 @@ impl Builder<'_> {
             let made = Role::Made(levels + 2);
             self.counter(made, 1, 0);
             self.also_signal(maker, self.own(made, 0));
-            let to = Place { rank: rank + 1, buffer: Buffer::Outcome };
+            let to = RankBuffer { rank: rank + 1, buffer: Buffer::Outcome };
             let there = Signal { rank: rank + 1, counter: Role::Done, input: 0 };
             self.when_full(made, Action::Put { from: Buffer::Outcome, to, chunk: whole }, vec![there]);
         }
@@ -404,9 +408,9 @@ impl Builder<'_> {
     }
 
     /// The sources of a sum over all ranks: the own contribution in place, the others' inboxes.
-    fn all_sources(&self) -> Vec<Place> {
+    fn all_sources(&self) -> Vec<RankBuffer> {
         let buffer = |rank| if rank == self.rank { Buffer::Contribution } else { Buffer::Inbox(rank) };
-        (0..self.request.ranks).map(|rank| Place { rank: self.rank, buffer: buffer(rank) }).collect()
+        (0..self.request.ranks).map(|rank| RankBuffer { rank: self.rank, buffer: buffer(rank) }).collect()
     }
 
     fn all_to_all(&mut self, sealed: usize) {
@@ -417,7 +421,7 @@ impl Builder<'_> {
         self.also_signal(sealed, self.own(Role::Made(0), 0));
         self.also_signal(sealed, self.own(Role::Sealed, self.rank));
         for peer in self.others() {
-            let to = Place { rank: peer, buffer: Buffer::Inbox(self.rank) };
+            let to = RankBuffer { rank: peer, buffer: Buffer::Inbox(self.rank) };
             let there = Signal { rank: peer, counter: Role::Sealed, input: self.rank };
             self.when_full(Role::Made(0), Action::Put { from: Buffer::Contribution, to, chunk: whole }, vec![there]);
         }
@@ -434,7 +438,7 @@ impl Builder<'_> {
         self.also_signal(sealed, self.own(Role::Made(0), 0));
         self.also_signal(sealed, self.own(Role::Sealed, self.rank));
         for peer in self.others() {
-            let to = Place { rank: peer, buffer: Buffer::Inbox(self.rank) };
+            let to = RankBuffer { rank: peer, buffer: Buffer::Inbox(self.rank) };
             let there = Signal { rank: peer, counter: Role::Sealed, input: self.rank };
             let action = Action::Put { from: Buffer::Contribution, to, chunk: Chunk::piece(peer, ranks) };
             self.when_full(Role::Made(0), action, vec![there]);
@@ -444,7 +448,7 @@ impl Builder<'_> {
         let then = vec![self.own(Role::Made(1), 0), self.own(Role::Done, self.rank)];
         self.when_full(Role::Sealed, action, then);
         for peer in self.others() {
-            let to = Place { rank: peer, buffer: Buffer::Outcome };
+            let to = RankBuffer { rank: peer, buffer: Buffer::Outcome };
             let there = Signal { rank: peer, counter: Role::Done, input: self.rank };
             self.when_full(Role::Made(1), Action::Put { from: Buffer::Outcome, to, chunk }, vec![there]);
         }

@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 
 use super::compile::{Profile, Request, Start, compile};
-use super::program::{Action, Buffer, Chunk, Place, Program, Role, Signal};
+use super::program::{Action, Buffer, Chunk, Program, RankBuffer, Role, Signal};
 
 /// Cells in two cache lines.
 const LINE: usize = 16;
@@ -34,7 +34,7 @@ pub(crate) enum Target {
 
 /// What a task does besides its signals.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum TaskWork {
     /// Closes the gate of a rank.
     Seal(u32),
     /// Sums inputs, in this order.
@@ -45,7 +45,7 @@ pub(crate) enum Work {
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) when: u32,
-    pub(crate) work: Work,
+    pub(crate) work: TaskWork,
     /// Counter and input cell (within a slot) of each signal.
     pub(crate) then: Vec<(u32, usize)>,
     /// Signals to other ranks that the round has fired.
@@ -240,7 +240,7 @@ impl Resolver {
         }
     }
 
-    fn coverage_of(&self, place: Place) -> usize {
+    fn coverage_of(&self, place: RankBuffer) -> usize {
         let partial = self.partial_ids.get(&(place.rank, place.buffer));
         partial.map_or(1, |&partial| self.coverage[partial as usize])
     }
@@ -250,12 +250,12 @@ impl Resolver {
         for program in world {
             for operation in program.operations.iter().filter(|operation| !is_by_arrival(operation.when)) {
                 let when = self.counter_ids[&(program.rank, operation.when)];
-                let input = |place: &Place| match self.partial_ids.get(&(place.rank, place.buffer)) {
+                let input = |place: &RankBuffer| match self.partial_ids.get(&(place.rank, place.buffer)) {
                     Some(&partial) => Input::Partial(partial),
                     None => Input::Gate(place.rank),
                 };
                 let work = match &operation.action {
-                    Action::Reduce { from, to, chunk } => Work::Reduce {
+                    Action::Reduce { from, to, chunk } => TaskWork::Reduce {
                         from: from.iter().map(input).collect(),
                         to: match self.partial_ids.get(&(program.rank, *to)) {
                             Some(&partial) => Target::Partial(partial),
@@ -263,7 +263,7 @@ impl Resolver {
                         },
                         chunk: *chunk,
                     },
-                    Action::Seal => Work::Seal(program.rank),
+                    Action::Seal => TaskWork::Seal(program.rank),
                     Action::Signal | Action::Put { .. } => unreachable!("not in a table for shared memory"),
                 };
                 let target = |signal: &Signal| {

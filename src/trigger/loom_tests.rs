@@ -9,7 +9,7 @@ use loom::thread;
 
 use super::compile::{Request, Start};
 use super::gate::{Deposit, Gate};
-use super::layout::{Layout, Target, Work};
+use super::layout::{Layout, Target, TaskWork};
 use super::worker::{SlotCells, Task, Want, Worker};
 use crate::rule::Schedule;
 use crate::sync::modelled::{Operation, find};
@@ -40,7 +40,7 @@ impl Memory {
     }
 
     fn run(&self, task: Task) {
-        let Work::Reduce { from, to, .. } = &self.layout.rows[task.row as usize].work else { return };
+        let TaskWork::Reduce { from, to, .. } = &self.layout.rows[task.row as usize].work else { return };
         assert!(from.len() == 2 && *to == Target::Outcome);
         // SAFETY: the row is claimed; loom checks that no other thread accesses it.
         self.written[task.row as usize].with_mut(|runs| unsafe { *runs += 1 });
@@ -128,7 +128,7 @@ impl Rank {
         let complete = self.memory.layout.is_complete(ROUND, &*self.memory);
         if complete {
             let last = self.memory.layout.rows.len() - 1;
-            let reduce = self.memory.layout.rows.iter().position(|row| matches!(row.work, Work::Reduce { .. }));
+            let reduce = self.memory.layout.rows.iter().position(|row| matches!(row.work, TaskWork::Reduce { .. }));
             // SAFETY: the outcome is complete; loom checks that no thread writes it.
             let runs = self.memory.written[reduce.unwrap_or(last)].with(|runs| unsafe { *runs });
             assert!(runs > 0);

@@ -22,8 +22,8 @@ pub use cards::{Cards, Sum};
 pub use check::{Defect, buffer_bytes, check};
 pub use compile::{Profile, Request, Start, compile, hops};
 pub(crate) use gate::{Deposit, Gate, LAST_ROUND};
-pub(crate) use layout::{Input, Layout, State, Target, Work};
-pub use program::{Action, Buffer, Chunk, Counter, Counts, Operation, Place, Program, Role, Signal};
+pub(crate) use layout::{Input, Layout, State, Target, TaskWork};
+pub use program::{Action, Buffer, Chunk, Counter, Counts, Operation, Program, RankBuffer, Role, Signal};
 pub(crate) use table::{InputCells, Order, Progress, Table};
 pub(crate) use worker::{SlotCells, Task, Want, Worker};
 

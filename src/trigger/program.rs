@@ -93,7 +93,7 @@ impl fmt::Display for Buffer {
 
 /// A buffer of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place {
+pub struct RankBuffer {
     /// The rank that has it.
     pub rank: u32,
     /// The buffer of that rank.
@@ -163,7 +163,7 @@ pub enum Action {
     /// Sums sources, in this order, into a buffer of the own rank; of a chunk only that part.
     Reduce {
         /// Immutable once the operation is triggered.
-        from: Vec<Place>,
+        from: Vec<RankBuffer>,
         /// No other operation writes it in this use.
         to: Buffer,
         /// The part of both that it reads and writes.
@@ -174,7 +174,7 @@ pub enum Action {
         /// Immutable once the operation is triggered.
         from: Buffer,
         /// No other operation writes it in this use.
-        to: Place,
+        to: RankBuffer,
         /// The part of both that it reads and writes.
         chunk: Chunk,
     },
@@ -203,7 +203,7 @@ pub struct Program {
     /// Its operations; their order has no meaning.
     pub operations: Vec<Operation>,
     /// Where this rank finds the outcome, and the counter that completes it with its last input.
-    pub receives: (Place, (u32, Role)),
+    pub receives: (RankBuffer, (u32, Role)),
 }
 
 impl Program {

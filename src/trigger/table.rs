@@ -98,7 +98,7 @@ impl Order {
 
 /// A row, resolved to counters and cells.
 #[derive(Clone, Debug)]
-pub(crate) struct Row {
+pub(crate) struct ResolvedRow {
     when: usize,
     pub(crate) action: Action,
     /// How what it writes into a buffer of its rank lies there.
@@ -115,7 +115,7 @@ pub(crate) struct Row {
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
     counters: Vec<Inputs>,
-    rows: Vec<Row>,
+    rows: Vec<ResolvedRow>,
     /// The counter of activations, and the one that the outcome completes.
     active: usize,
     done: usize,
@@ -167,7 +167,7 @@ impl Table {
                 Action::Seal => Order::of(Buffer::Contribution, whole, &program),
                 Action::Signal | Action::Put { .. } => Order::AsItIs,
             };
-            rows.push(Row { when, action: operation.action.clone(), order, gives, signals, activates });
+            rows.push(ResolvedRow { when, action: operation.action.clone(), order, gives, signals, activates });
         }
         let inputs = |(id, counter): (usize, &&Counter)| {
             let before = (1 << counter.external) - 1;
@@ -178,7 +178,7 @@ impl Table {
             });
             Inputs { threshold: thresholds[id], before, remote: remote.collect() }
         };
-        let seal = rows.iter().position(|row: &Row| row.action == Action::Seal);
+        let seal = rows.iter().position(|row: &ResolvedRow| row.action == Action::Seal);
         let (active, done, seal) = match (index(Role::Active), index(Role::Done), seal) {
             (Some(active), Some(done), Some(seal)) => (active, done, seal),
             _ => unreachable!("each table has an activation, a gate and an outcome"),
@@ -208,11 +208,11 @@ impl Table {
     }
 
     #[cfg(test)]
-    pub(crate) fn rows(&self) -> &[Row] {
+    pub(crate) fn rows(&self) -> &[ResolvedRow] {
         &self.rows
     }
 
-    pub(crate) fn row(&self, row: usize) -> &Row {
+    pub(crate) fn row(&self, row: usize) -> &ResolvedRow {
         &self.rows[row]
     }
 
@@ -273,7 +273,7 @@ impl Table {
 
     /// The ranks whose data rows wait for that need nothing else.
     pub(crate) fn awaited(&self, progress: &Progress) -> impl Iterator<Item = u32> {
-        let waits = |row: &(usize, &Row)| progress.ran >> row.0 & 1 == 0 && row.1.when != self.active;
+        let waits = |row: &(usize, &ResolvedRow)| progress.ran >> row.0 & 1 == 0 && row.1.when != self.active;
         let counters = self.rows.iter().enumerate().filter(waits).map(|(_, row)| row.when);
         counters.chain([self.done]).flat_map(|id| {
             let (counter, given) = (&self.counters[id], progress.given[id]);

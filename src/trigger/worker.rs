@@ -13,7 +13,7 @@ use std::hash::{Hash, Hasher};
 
 use super::compile::Start;
 use super::gate::Gate;
-use super::layout::{Layout, Phase, Row, State, Work};
+use super::layout::{Layout, Phase, Row, State, TaskWork};
 use crate::fault::Fault;
 
 /// An operation of the table, in a round.
@@ -149,7 +149,7 @@ impl Layout {
 
     /// Whether the round has fired, so that it needs nothing more from any application.
     pub(crate) fn has_fired(&self, round: u64, cells: &impl SlotCells) -> bool {
-        let mut seals = self.rows.iter().filter(|row| matches!(row.work, Work::Seal(_)));
+        let mut seals = self.rows.iter().filter(|row| matches!(row.work, TaskWork::Seal(_)));
         let mut reached = |row: &Row| self.is_reached(row.when, round, cells);
         if self.start == Start::Everybody { seals.all(&mut reached) } else { seals.any(reached) }
     }
@@ -275,11 +275,11 @@ impl Worker {
             }
             WorkerState::Owning { task, written } => {
                 match layout.rows[task.row as usize].work {
-                    Work::Seal(rank) => {
+                    TaskWork::Seal(rank) => {
                         let found = cells.load(task.round, layout.gate(rank));
                         self.seal(layout, task, rank, found, want);
                     }
-                    Work::Reduce { .. } => {
+                    TaskWork::Reduce { .. } => {
                         if Fault::SignalBeforeData.is(self.fault) {
                             self.signal(layout, task, want);
                             want(Want::Run(task));

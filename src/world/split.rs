@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::network::{self, Meeting};
 use super::{Members, World, join_by_memory};
-use crate::bootstrap::Terms;
+use crate::bootstrap::MeetingTerms;
 use crate::bootstrap::store::frame::{decode_world, encode_world};
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Ranks, Result};
@@ -71,7 +71,7 @@ impl World {
     fn join_group(&self, group: &Group, (config, measured): (&Config, &HwConfig), until: Instant) -> Result<Members> {
         let gather = |mine: &[u8]| self.fabric().exchange_long(OPERATION, mine, until);
         let ranks = (group.rank, group.members.len() as u32);
-        let terms = Terms { deadline: config.deadline, together: "and did it call split, too" };
+        let terms = MeetingTerms { deadline: config.deadline, together: "and did it call split, too" };
         let is_near = self.topology().is_one_host();
         let secret = Secret::of(&self.fabric().secret_of(&group.secret));
         if group.meets_by_memory {

@@ -46,11 +46,11 @@ pub struct SymmetricMemory {
     sources: Gathered,
     scratch: Vec<u64>,
     /// What each rank says of a call.
-    rows: Vec<Row>,
+    rows: Vec<Sizes>,
 }
 
 /// The number of a memory, and where the data of a call lies in it: its first byte, and how many.
-type Row = [u64; 3];
+type Sizes = [u64; 3];
 
 impl World {
     /// Makes memory of `bytes` zeros on every rank. Collective: all ranks call it in the same order, with the same length.
@@ -229,7 +229,7 @@ impl SymmetricMemory {
             world.collective_on(&mut boards, what, Data::even(mine, all), until.into())
         };
         let mine = [self.number, range.start as u64, range.len() as u64];
-        self.rows.resize(world.size() as usize, Row::default());
+        self.rows.resize(world.size() as usize, Sizes::default());
         self.is_lent = true;
         call(bytemuck::bytes_of(&mine), bytemuck::cast_slice_mut(&mut self.rows))?;
         if let Err(error) = self.compare(OPERATION, &mine) {
@@ -261,7 +261,7 @@ impl SymmetricMemory {
     }
 
     /// Compares what the ranks say of a call.
-    fn compare(&self, operation: &'static str, mine: &Row) -> Result<()> {
+    fn compare(&self, operation: &'static str, mine: &Sizes) -> Result<()> {
         const SAID: [&str; 3] = ["the symmetric memory", "the first byte", "the length in bytes"];
         for (peer, theirs) in (0..).zip(&self.rows) {
             for (what, (mine, theirs)) in SAID.into_iter().zip(mine.iter().zip(theirs)) {

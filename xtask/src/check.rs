@@ -6,8 +6,14 @@ use std::path::{Path, PathBuf};
 /// What a reader stumbles over. Say a name or a number, *result*, *takes part*, *any process that*, *no rank*.
 const STUMBLING: [&str; 6] = ["so many", "comes of", "has a hand in", "whoever", "nobody", "somebody"];
 
+/// Names of the library's central types. Each has one meaning.
+const ONE_MEANING: [&str; 18] = [
+    "Cut", "Driver", "Engine", "Entry", "Input", "Interest", "Machine", "Op", "Part", "Place", "Plan", "Row", "Seat",
+    "Shared", "Slot", "Stage", "Window", "Work",
+];
+
 /// Checks that each file exists that `docs/testing.md` names, and that no source and no page of the book has a word that
-/// readers stumble over.
+/// readers stumble over, and that no two types have one of the names that have one meaning.
 ///
 /// # Errors
 /// What is wrong, a line each, with its place.
@@ -20,10 +26,13 @@ pub fn run(root: &Path) -> Result<(), String> {
     for folder in ["src", "docs"] {
         add_texts(&root.join(folder), &mut pages)?;
     }
+    let mut types = Vec::new();
     for page in &pages {
-        let name = page.strip_prefix(root).unwrap_or(page).display();
-        wrong.extend(stumbling(&read(page)?).into_iter().map(|(number, words)| format!("{name}:{number}: {words}")));
+        let (name, text) = (page.strip_prefix(root).unwrap_or(page).display().to_string(), read(page)?);
+        wrong.extend(stumbling(&text).into_iter().map(|(number, words)| format!("{name}:{number}: {words}")));
+        types.extend(declared(&text).map(|declared| (declared.to_owned(), name.clone())));
     }
+    wrong.extend(declared_twice(&types));
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
@@ -39,6 +48,24 @@ fn add_texts(folder: &Path, texts: &mut Vec<PathBuf>) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// The types that the modules of a source declare.
+fn declared(source: &str) -> impl Iterator<Item = &str> {
+    source.lines().filter_map(|line| {
+        let words = line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty());
+        let mut words = words.skip_while(|word| ["pub", "crate", "super", "in"].contains(word));
+        let is_type = !line.starts_with(' ') && ["struct", "enum", "trait", "type"].contains(&words.next()?);
+        words.next().filter(|_| is_type)
+    })
+}
+
+/// Types with one name of [`ONE_MEANING`], each with its file.
+fn declared_twice(types: &[(String, String)]) -> Vec<String> {
+    let files =
+        |name: &str| types.iter().filter(|(its, _)| its == name).map(|(_, file)| file.as_str()).collect::<Vec<_>>();
+    let several = ONE_MEANING.into_iter().map(|name| (name, files(name))).filter(|(_, files)| files.len() > 1);
+    several.map(|(name, files)| format!("{name} has several meanings: {}", files.join(", "))).collect()
 }
 
 /// The lines of a text that have such words.
@@ -82,6 +109,17 @@ mod tests {
     fn words_that_readers_stumble_over_are_found() {
         let text = "Of So many, one.\nso manyfold\n// What comes of it.\nNobody's rank";
         assert_eq!(stumbling(text), [(1, "so many"), (3, "comes of"), (4, "nobody")]);
+    }
+
+    #[test]
+    fn a_type_that_is_declared_twice_is_found() {
+        let source =
+            "pub(in crate::a) struct Op;\n    enum Plan {}\ntrait Work: Sized {}\n// type Cut\ntype Other = Op;";
+        let names: Vec<&str> = declared(source).collect();
+        assert_eq!(names, ["Op", "Work", "Other"]);
+        let types = |files: [&str; 3]| files.map(|name| (name.to_owned(), "a file".to_owned()));
+        assert_eq!(declared_twice(&types(["Op", "Other", "Other"])), [""; 0]);
+        assert_eq!(declared_twice(&types(["Op", "Work", "Op"])), ["Op has several meanings: a file, a file"]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::folder::Folder;
 use super::frame::{self, Hello, NONCE};
 use super::gather;
 use crate::bootstrap::wire::Hello as Greeting;
-use crate::bootstrap::{Joined, StoreAddress, Terms, meet};
+use crate::bootstrap::{Joined, MeetingTerms, StoreAddress, meet};
 use crate::error::Result;
 use crate::fabric::shm::ShmFabric;
 use crate::fault::Fault;
@@ -24,7 +24,7 @@ use crate::seal::Secret;
 /// The deadline; some meetings last that long.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-const TERMS: Terms = Terms { deadline: DEADLINE, together: "by the same test" };
+const TERMS: MeetingTerms = MeetingTerms { deadline: DEADLINE, together: "by the same test" };
 
 /// What a rank gets from a meeting.
 type Told = Result<Vec<Vec<u8>>>;

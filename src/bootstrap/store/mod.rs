@@ -17,7 +17,7 @@ mod socket;
 use std::time::Duration;
 use std::time::Instant;
 
-use super::attendance::Terms;
+use super::attendance::MeetingTerms;
 use super::store_address::StoreAddress;
 use crate::error::{Error, Result};
 use crate::seal::Secret;
@@ -38,7 +38,7 @@ struct Meeting<'a> {
     mine: &'a [u8],
     secret: &'a Secret,
     until: Instant,
-    terms: Terms,
+    terms: MeetingTerms,
 }
 
 impl Meeting<'_> {
@@ -52,7 +52,7 @@ impl<'a> Meeting<'a> {
     /// The meeting of a rank in a world of two, with its own bytes to give; tests change what they
     /// are about.
     fn sample(store: &'a StoreAddress, secret: &'a Secret, rank: u32) -> Self {
-        let terms = Terms { deadline: Duration::from_secs(20), together: "by this test" };
+        let terms = MeetingTerms { deadline: Duration::from_secs(20), together: "by this test" };
         let (mine, until) = ([&b"zero"[..], b"one"][rank as usize], Instant::now() + terms.deadline);
         Meeting { store, rank, ranks: 2, mine, secret, until, terms }
     }
@@ -69,7 +69,7 @@ pub(crate) fn gather(
     mine: &[u8],
     secret: &Secret,
     until: Instant,
-    terms: Terms,
+    terms: MeetingTerms,
 ) -> Result<Vec<Vec<u8>>> {
     let meeting = Meeting { store, rank, ranks, mine, secret, until, terms };
     if ranks > MOST_RANKS {

@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use earlybird::{Config, Reduce, World};
 use serde_json::{Value, json};
 
-use super::{Args, Op};
+use super::{Args, BenchOp};
 
 /// The commit of this binary, and whether the sources differed from that commit: from `build.rs`,
 /// if it knows.
@@ -41,7 +41,7 @@ impl Conditions {
         let choices = json!({
             "mover": common.mover.to_string(), "executor": common.executor.to_string(), "depth": common.depth,
         });
-        if args.op == Op::SoloLat {
+        if args.op == BenchOp::SoloLat {
             asked = joined(asked, choices.clone());
             all = joined(all, json!({ "stopped": args.stopped }));
         }

@@ -16,7 +16,7 @@ use clap::ValueEnum;
 use earlybird::units::Number;
 use earlybird::{Absent, Dtype, Fire, Group, Mover, Preset, When, World, bf16, f16};
 
-use super::common::{Common, Place};
+use super::common::{Common, Membership};
 use super::launch::again;
 use super::skew::Skew;
 use conditions::Conditions;
@@ -24,7 +24,7 @@ use measure::Case;
 use report::Report;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Op {
+pub(super) enum BenchOp {
     /// The collective
     Allreduce,
     /// The collective where groups of ranks average models
@@ -71,44 +71,44 @@ pub(super) enum Op {
     Arm,
 }
 
-impl Op {
+impl BenchOp {
     /// Whether it is between two ranks.
     fn is_between_two(self) -> bool {
-        matches!(self, Op::WriteLat | Op::WriteBw | Op::FetchAddLat)
+        matches!(self, BenchOp::WriteLat | BenchOp::WriteBw | BenchOp::FetchAddLat)
     }
 
     /// Whether all ranks wait for each other, without a collective that was built before.
     fn is_synchronous(self) -> bool {
-        use Op::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
+        use BenchOp::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
         matches!(self, Broadcast | Gather | AllGather | Scatter | AllToAll | Reduce | ReduceScatter | AllReduce)
     }
 
     /// Whether it is between all ranks, by the collective.
     fn is_collective(self) -> bool {
-        matches!(self, Op::Allreduce | Op::GroupAllreduce | Op::PReduce)
+        matches!(self, BenchOp::Allreduce | BenchOp::GroupAllreduce | BenchOp::PReduce)
     }
 }
 
-impl std::fmt::Display for Op {
+impl std::fmt::Display for BenchOp {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Op::Allreduce => "allreduce",
-            Op::GroupAllreduce => "group_allreduce",
-            Op::PReduce => "p_reduce",
-            Op::Buckets => "buckets",
-            Op::Broadcast => "broadcast",
-            Op::Gather => "gather",
-            Op::AllGather => "all_gather",
-            Op::Scatter => "scatter",
-            Op::AllToAll => "all_to_all",
-            Op::Reduce => "reduce",
-            Op::ReduceScatter => "reduce_scatter",
-            Op::AllReduce => "all_reduce",
-            Op::WriteLat => "write_lat",
-            Op::WriteBw => "write_bw",
-            Op::FetchAddLat => "fetch_add_lat",
-            Op::SoloLat => "solo_lat",
-            Op::Arm => "arm",
+            BenchOp::Allreduce => "allreduce",
+            BenchOp::GroupAllreduce => "group_allreduce",
+            BenchOp::PReduce => "p_reduce",
+            BenchOp::Buckets => "buckets",
+            BenchOp::Broadcast => "broadcast",
+            BenchOp::Gather => "gather",
+            BenchOp::AllGather => "all_gather",
+            BenchOp::Scatter => "scatter",
+            BenchOp::AllToAll => "all_to_all",
+            BenchOp::Reduce => "reduce",
+            BenchOp::ReduceScatter => "reduce_scatter",
+            BenchOp::AllReduce => "all_reduce",
+            BenchOp::WriteLat => "write_lat",
+            BenchOp::WriteBw => "write_bw",
+            BenchOp::FetchAddLat => "fetch_add_lat",
+            BenchOp::SoloLat => "solo_lat",
+            BenchOp::Arm => "arm",
         })
     }
 }
@@ -127,7 +127,7 @@ pub(super) enum Buffers {
 pub(super) struct Args {
     /// What is measured
     #[arg(long, value_enum, default_value = "allreduce")]
-    op: Op,
+    op: BenchOp,
     /// Firing rule: all, solo, quorum=Q, majority, majority=SEED or deadline=TIME; append
     /// ,deadline=TIME and ,full=K; may be repeated [default: all]
     #[arg(long, value_name = "RULE")]
@@ -182,8 +182,8 @@ impl Args {
         self.common.check(ranks, &self.fire)?;
         let by_arrival = |group: Group| matches!(group, Group::Arrivals(_));
         let fits = |group| match self.op {
-            Op::GroupAllreduce => !by_arrival(group),
-            Op::PReduce => by_arrival(group),
+            BenchOp::GroupAllreduce => !by_arrival(group),
+            BenchOp::PReduce => by_arrival(group),
             _ => false,
         };
         if let Some(group) = self.group.filter(|&group| !fits(group)) {
@@ -196,27 +196,27 @@ impl Args {
         {
             return Err(format!("--group of {size}: there are {ranks} ranks; use -n {size} or more"));
         }
-        if self.op == Op::PReduce && self.fires().iter().any(|fire| fire.when() != When::All || fire.is_full(0)) {
+        if self.op == BenchOp::PReduce && self.fires().iter().any(|fire| fire.when() != When::All || fire.is_full(0)) {
             return Err("--op p_reduce: groups fire when they are full; omit --fire, or use --fire all,deadline=TIME"
                 .to_owned());
         }
         let fits_models =
             matches!(self.common.absent, Absent::Carry | Absent::Hold) && self.common.mover != Mover::Tree;
-        if self.op == Op::PReduce && !fits_models {
+        if self.op == BenchOp::PReduce && !fits_models {
             return Err("--op p_reduce: --absent is carry or hold, and --mover auto or cut".to_owned());
         }
-        if matches!(self.op, Op::PReduce | Op::GroupAllreduce) && !self.dtype.is_float() {
+        if matches!(self.op, BenchOp::PReduce | BenchOp::GroupAllreduce) && !self.dtype.is_float() {
             return Err(format!("--op {} averages floating-point models; --dtype {} is none", self.op, self.dtype));
         }
-        if !self.choices.is_empty() && self.op != Op::Buckets {
+        if !self.choices.is_empty() && self.op != BenchOp::Buckets {
             return Err("--trace and --buckets are for --op buckets".to_owned());
         }
-        if self.op == Op::Buckets && !(self.skew.is_none() && self.fire.is_empty()) {
+        if self.op == BenchOp::Buckets && !(self.skew.is_none() && self.fire.is_empty()) {
             return Err("--op buckets: synchronous steps follow the trace; omit --skew and --fire".to_owned());
         }
         let plain =
             self.dtype == Dtype::F32 && self.buffers == Buffers::Registered && self.common.absent == Absent::Carry;
-        if self.op == Op::Buckets && !plain {
+        if self.op == BenchOp::Buckets && !plain {
             return Err(
                 "--op buckets: sums of f32 in registered memory; omit --dtype, --buffers and --absent".to_owned()
             );
@@ -227,10 +227,10 @@ impl Args {
                 self.op
             ));
         }
-        if self.op == Op::SoloLat {
+        if self.op == BenchOp::SoloLat {
             alone::check(self, ranks, plain)?;
         }
-        if self.stopped && self.op != Op::SoloLat {
+        if self.stopped && self.op != BenchOp::SoloLat {
             return Err(format!("--stopped is for --op solo_lat, and not for {}", self.op));
         }
         if self.op.is_between_two() && ranks != 2 {
@@ -270,8 +270,8 @@ impl Args {
     /// Which ranks average models, if they do.
     fn group(&self, ranks: u32) -> Option<Group> {
         let usual = match self.op {
-            Op::GroupAllreduce => Preset::Wagma.group(ranks),
-            Op::PReduce => Preset::PReduce.group(ranks),
+            BenchOp::GroupAllreduce => Preset::Wagma.group(ranks),
+            BenchOp::PReduce => Preset::PReduce.group(ranks),
             _ => None,
         };
         self.group.or(usual)
@@ -284,16 +284,16 @@ impl Args {
 
 pub(super) fn main(args: Args) -> super::Outcome {
     let tour = std::env::args_os().len() == 2;
-    let Place { ranks, launched, config } = args.common.start.place(if tour { TOUR_RANKS } else { 2 })?;
+    let Membership { ranks, launched, config } = args.common.start.place(if tour { TOUR_RANKS } else { 2 })?;
     let sizes = args.check(ranks)?;
-    let trace = (args.op == Op::Buckets).then(|| args.choices.trace()).transpose()?;
+    let trace = (args.op == BenchOp::Buckets).then(|| args.choices.trace()).transpose()?;
     if !launched {
         return again(ranks, args.common.start.bind);
     }
     let world = World::from_env(&config)?;
     let conditions = args.common.start.json.then(|| Conditions::new(&world, &config, &args));
     let conditions = conditions.as_ref();
-    if args.op == Op::Arm {
+    if args.op == BenchOp::Arm {
         arm::run(&world, args.begin, (args.warmup, args.iters), conditions)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -309,7 +309,7 @@ pub(super) fn main(args: Args) -> super::Outcome {
             conditions,
         )?);
     }
-    if args.op == Op::SoloLat {
+    if args.op == BenchOp::SoloLat {
         return verdict(alone::run(&world, &args, &sizes, conditions)?);
     }
     if !args.op.is_collective() {

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::super::distribution::Distribution;
 use super::super::table::Rows;
 use super::conditions::Conditions;
-use super::{Op, PATIENCE};
+use super::{BenchOp, PATIENCE};
 
 /// What was measured of one size.
 pub(super) struct Measured {
@@ -34,34 +34,34 @@ pub(super) fn latencies() -> Rows {
     ])
 }
 
-fn measure(pair: &mut Pair<'_>, op: Op, bytes: usize, (warmup, iterations): (u64, u64)) -> Result<Measured> {
+fn measure(pair: &mut Pair<'_>, op: BenchOp, bytes: usize, (warmup, iterations): (u64, u64)) -> Result<Measured> {
     Ok(match op {
-        Op::WriteBw => {
+        BenchOp::WriteBw => {
             let seconds = pair.write_bandwidth(bytes, warmup, iterations)?;
             Measured { bytes, iterations: seconds.len() as u64 * WINDOW, seconds }
         }
-        Op::FetchAddLat => Measured { bytes: 8, seconds: pair.fetch_add_latency(warmup, iterations)?, iterations },
+        BenchOp::FetchAddLat => Measured { bytes: 8, seconds: pair.fetch_add_latency(warmup, iterations)?, iterations },
         _ => Measured { bytes, seconds: pair.write_latency(bytes, warmup, iterations)?, iterations },
     })
 }
 
 /// Writes that are measured in windows are as many as fill these.
-fn iterations(op: Op, given: Option<u32>, bytes: usize) -> u64 {
+fn iterations(op: BenchOp, given: Option<u32>, bytes: usize) -> u64 {
     let wanted = given.map_or(if bytes <= 65_536 { 5_000 } else { (1 << 30) / bytes as u64 + 20 }, u64::from);
-    if op == Op::WriteBw { wanted.next_multiple_of(WINDOW) } else { wanted }
+    if op == BenchOp::WriteBw { wanted.next_multiple_of(WINDOW) } else { wanted }
 }
 
 /// Measures each size, and prints the results of rank 0.
 pub(super) fn run(
     world: &World,
-    op: Op,
+    op: BenchOp,
     sizes: &[u64],
     (warmup, iters): (u32, Option<u32>),
     conditions: Option<&Conditions>,
 ) -> Result<()> {
     let most = sizes.last().copied().unwrap_or(8);
     let mut pair = Pair::new(&**world.raw_fabric(), most as usize, PATIENCE)?;
-    let bandwidth = op == Op::WriteBw;
+    let bandwidth = op == BenchOp::WriteBw;
     let mut table = match bandwidth {
         true => Rows::new(&["bytes", "iterations", "BW_peak_MiB/s", "BW_average_MiB/s", "MsgRate_Mpps"]),
         false => latencies(),
@@ -70,7 +70,7 @@ pub(super) fn run(
         say!("{op}, 2 ranks, {}", super::report::transport(world));
     }
     let atomic = [8];
-    for &bytes in if op == Op::FetchAddLat { &atomic } else { sizes } {
+    for &bytes in if op == BenchOp::FetchAddLat { &atomic } else { sizes } {
         let bytes = bytes as usize;
         let measured = measure(&mut pair, op, bytes, (u64::from(warmup), iterations(op, iters, bytes)))?;
         world.barrier(PATIENCE)?;

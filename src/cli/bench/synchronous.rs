@@ -10,12 +10,12 @@ use super::super::distribution::Distribution;
 use super::super::table::Rows;
 use super::conditions::Conditions;
 use super::report::transport;
-use super::{Op, PATIENCE, TRIAL, iters_within};
+use super::{BenchOp, PATIENCE, TRIAL, iters_within};
 
 /// The data of a rank for one size.
 struct Case<'a> {
     world: &'a World,
-    op: Op,
+    op: BenchOp,
     /// 32-bit elements of what a rank contributes, or of each block.
     block: usize,
     one: Vec<u32>,
@@ -27,7 +27,7 @@ struct Case<'a> {
 const ROOT: u32 = 0;
 
 impl<'a> Case<'a> {
-    fn new(world: &'a World, op: Op, block: usize) -> Self {
+    fn new(world: &'a World, op: BenchOp, block: usize) -> Self {
         let blocks = block * world.size() as usize;
         Case { world, op, block, one: vec![0; block], all: vec![0; blocks], all_received: vec![0; blocks] }
     }
@@ -55,7 +55,7 @@ impl<'a> Case<'a> {
     /// Writes what the next call sends anew, as a program does: data that no rank writes stays in the caches of its readers.
     fn renew(&mut self) {
         let sent = match self.op {
-            Op::Scatter | Op::AllToAll | Op::ReduceScatter => &mut self.all,
+            BenchOp::Scatter | BenchOp::AllToAll | BenchOp::ReduceScatter => &mut self.all,
             _ => &mut self.one,
         };
         sent.iter_mut().for_each(|value| *value = value.wrapping_add(1));
@@ -65,16 +65,16 @@ impl<'a> Case<'a> {
         let Case { world, op, one, all, all_received, .. } = self;
         let at_root = world.rank() == ROOT;
         match op {
-            Op::Broadcast => world.broadcast(one, ROOT, PATIENCE),
-            Op::Gather => world.gather(one, at_root.then_some(&mut all_received[..]), ROOT, PATIENCE),
-            Op::AllGather => world.all_gather(one, all_received, PATIENCE),
-            Op::Scatter => world.scatter(at_root.then_some(&all[..]), one, ROOT, PATIENCE),
-            Op::AllToAll => world.all_to_all(all, all_received, PATIENCE),
-            Op::Reduce => {
+            BenchOp::Broadcast => world.broadcast(one, ROOT, PATIENCE),
+            BenchOp::Gather => world.gather(one, at_root.then_some(&mut all_received[..]), ROOT, PATIENCE),
+            BenchOp::AllGather => world.all_gather(one, all_received, PATIENCE),
+            BenchOp::Scatter => world.scatter(at_root.then_some(&all[..]), one, ROOT, PATIENCE),
+            BenchOp::AllToAll => world.all_to_all(all, all_received, PATIENCE),
+            BenchOp::Reduce => {
                 let result = at_root.then_some(&mut all_received[..one.len()]);
                 world.reduce(one, result, Reduce::Sum, ROOT, PATIENCE)
             }
-            Op::ReduceScatter => world.reduce_scatter(all, one, Reduce::Sum, PATIENCE),
+            BenchOp::ReduceScatter => world.reduce_scatter(all, one, Reduce::Sum, PATIENCE),
             _ => world.all_reduce(one, Reduce::Sum, PATIENCE),
         }
     }
@@ -89,15 +89,15 @@ impl<'a> Case<'a> {
         let (block, own) = (self.block, rank as usize * self.block);
         let of_all = |index: usize| Self::value((index / block) as u32, index % block);
         match self.op {
-            Op::Gather | Op::Reduce if rank != ROOT => 0,
-            Op::Broadcast => differs(&self.one, &|index| Self::value(ROOT, index)),
-            Op::Gather | Op::AllGather => differs(&self.all_received, &of_all),
-            Op::Scatter => differs(&self.one, &|index| Self::value(ROOT, own + index)),
-            Op::AllToAll => {
+            BenchOp::Gather | BenchOp::Reduce if rank != ROOT => 0,
+            BenchOp::Broadcast => differs(&self.one, &|index| Self::value(ROOT, index)),
+            BenchOp::Gather | BenchOp::AllGather => differs(&self.all_received, &of_all),
+            BenchOp::Scatter => differs(&self.one, &|index| Self::value(ROOT, own + index)),
+            BenchOp::AllToAll => {
                 differs(&self.all_received, &|index| Self::value((index / block) as u32, own + index % block))
             }
-            Op::Reduce => differs(&self.all_received[..block], &sum),
-            Op::ReduceScatter => differs(&self.one, &|index| sum(own + index)),
+            BenchOp::Reduce => differs(&self.all_received[..block], &sum),
+            BenchOp::ReduceScatter => differs(&self.one, &|index| sum(own + index)),
             _ => differs(&self.one, &sum),
         }
     }
@@ -106,7 +106,7 @@ impl<'a> Case<'a> {
 /// Measures each size; returns how many elements were wrong on this rank.
 pub(super) fn run(
     world: &World,
-    op: Op,
+    op: BenchOp,
     sizes: &[u64],
     (warmup, iters, seconds): (u32, Option<u32>, f64),
     conditions: Option<&Conditions>,

@@ -90,10 +90,10 @@ impl FromStr for Gpus {
 struct Prediction {
     gpus: u32,
     cost: Cost,
-    plans: Vec<Plan>,
+    plans: Vec<PredictedPlan>,
 }
 
-struct Plan {
+struct PredictedPlan {
     name: String,
     buckets: Vec<Bucket>,
     iteration: Duration,
@@ -114,7 +114,7 @@ pub(super) fn main(args: &Args) -> super::super::Outcome {
             let buckets = planner.plan(merging, &trace.gradients, cost).to_vec();
             let iteration = forward + buckets.last().map_or(trace.backward, |bucket| bucket.end);
             let alone = (forward + trace.backward).as_secs_f64();
-            Plan { name, buckets, iteration, speedup: f64::from(gpus) * alone / iteration.as_secs_f64() }
+            PredictedPlan { name, buckets, iteration, speedup: f64::from(gpus) * alone / iteration.as_secs_f64() }
         });
         Prediction { gpus, cost, plans: plans.into() }
     });
@@ -241,7 +241,7 @@ fn summary(predictions: &[Prediction]) -> Table {
     table
 }
 
-fn messages(plan: &Plan, trace: &Trace) -> Table {
+fn messages(plan: &PredictedPlan, trace: &Trace) -> Table {
     let mut table = Table::new(&["gradients", "bytes", "ready", "begin", "end"]);
     for Bucket { gradients, bytes, begin, end } in &plan.buckets {
         let (first, last) = (gradients.start + 1, gradients.end);

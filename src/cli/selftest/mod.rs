@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use earlybird::{Error, World};
 
-use super::common::{Place, Start};
+use super::common::{Membership, Start};
 use super::launch::{again, check_ranks};
-use report::{Finding, Report, Row};
+use report::{Finding, Report, ReportRow};
 
 /// Ranks that it starts without a launcher, unless a number is given.
 const USUAL_RANKS: u32 = 4;
@@ -66,7 +66,7 @@ struct Check {
 type Run = Box<dyn Fn(&World, &Effort) -> earlybird::Result<Finding>>;
 
 pub(super) fn main(args: &Args) -> super::Outcome {
-    let Place { ranks, launched, config } = args.start.place(USUAL_RANKS)?;
+    let Membership { ranks, launched, config } = args.start.place(USUAL_RANKS)?;
     if !launched {
         check_ranks(ranks)?;
         return again(ranks, args.start.bind);
@@ -83,7 +83,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
             true => Ok(Finding::not_run(format!("needs {} ranks", check.least))),
             false => (check.run)(&world, &effort),
         };
-        match found.and_then(|own| Row::of_all(&world, check, own)) {
+        match found.and_then(|own| ReportRow::of_all(&world, check, own)) {
             Ok(row) => report.row(&row),
             Err(error) => {
                 give_up(&world, &mut report, check, &error);
@@ -103,7 +103,11 @@ pub(super) fn main(args: &Args) -> super::Outcome {
 /// After an error no further check makes sense: the others hear of it, and the table says so.
 fn give_up(world: &World, report: &mut Report, check: &Check, error: &Error) {
     world.abort(&format!("selftest, {}: {error}", check.name));
-    report.row(&Row { name: &check.name, guarantees: check.guarantees, finding: Finding::broken(error.to_string()) });
+    report.row(&ReportRow {
+        name: &check.name,
+        guarantees: check.guarantees,
+        finding: Finding::broken(error.to_string()),
+    });
 }
 
 fn all(ranks: u32) -> Vec<Check> {

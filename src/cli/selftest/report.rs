@@ -81,19 +81,19 @@ impl Finding {
 const MOST_TEXT: usize = 900;
 
 /// A check with the finding of all ranks.
-pub(super) struct Row<'a> {
+pub(super) struct ReportRow<'a> {
     pub(super) name: &'a str,
     pub(super) guarantees: &'a [&'a str],
     pub(super) finding: Finding,
 }
 
-impl<'a> Row<'a> {
+impl<'a> ReportRow<'a> {
     /// Merges what the ranks have found. All ranks call it.
     pub(super) fn of_all(world: &World, check: &'a Check, own: Finding) -> Result<Self> {
         let until = Instant::now() + PATIENCE;
         let all = world.raw_fabric().exchange("selftest", &own.encode(), until)?;
         let finding = Finding::merged(all.iter().map(|bytes| Finding::decode(bytes)));
-        Ok(Row { name: &check.name, guarantees: check.guarantees, finding })
+        Ok(ReportRow { name: &check.name, guarantees: check.guarantees, finding })
     }
 }
 
@@ -145,7 +145,7 @@ impl Report {
         }
     }
 
-    pub(super) fn row(&mut self, row: &Row<'_>) {
+    pub(super) fn row(&mut self, row: &ReportRow<'_>) {
         let Finding { verdict, text } = &row.finding;
         match verdict {
             Verdict::Held => self.held += 1,

@@ -24,7 +24,7 @@ use clap::ValueEnum;
 use earlybird::units::Number;
 use earlybird::{Absent, Executor, Fire, Mover, Preset, World};
 
-use super::common::{Common, Place};
+use super::common::{Common, Membership};
 use super::launch::again;
 use super::skew::Skew;
 use digits::DigitsLearner;
@@ -240,7 +240,7 @@ impl Args {
 }
 
 pub(super) fn main(args: Args) -> super::Outcome {
-    let Place { ranks, launched, config } = args.common.start.place(4)?;
+    let Membership { ranks, launched, config } = args.common.start.place(4)?;
     args.check(ranks)?;
     if !launched {
         return again(ranks, args.common.start.bind);

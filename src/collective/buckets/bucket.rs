@@ -14,7 +14,7 @@ use crate::time::Deadline;
 
 /// How far the bucket of a step is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum BucketStage {
     /// The number of its tensors that are not filled.
     Filling(usize),
     /// It is handed in.
@@ -32,7 +32,7 @@ pub(super) enum Stage {
 pub(super) struct Bucket<T> {
     pub(super) sum: Allreduce<T>,
     pub(super) tensors: Range<usize>,
-    pub(super) stage: Stage,
+    pub(super) stage: BucketStage,
     /// Where cuts are those of the first bucket: what this one is told of them.
     pub(super) inbox: Option<Arc<Inbox>>,
 }
@@ -40,14 +40,14 @@ pub(super) struct Bucket<T> {
 impl<T: Item> Bucket<T> {
     /// The outcomes of these rounds are there. They are held until the caller gets them.
     pub(super) fn is_there(&mut self, rounds: RangeInclusive<u64>) {
-        self.stage = Stage::There { first: *rounds.start(), newest: *rounds.end() };
+        self.stage = BucketStage::There { first: *rounds.start(), newest: *rounds.end() };
         self.sum.calls().hold(rounds);
     }
 
     /// The outcomes that are there and that the caller has not got: from now on it has them, and no more handles are held.
     pub(super) fn hand_out(&mut self) -> Option<(Range<usize>, Outcomes<'_, T>)> {
-        let Stage::There { first, newest } = self.stage else { return None };
-        self.stage = Stage::Taken;
+        let BucketStage::There { first, newest } = self.stage else { return None };
+        self.stage = BucketStage::Taken;
         let outcomes = self.sum.held(first..=newest);
         self.sum.calls().drop_held(first..=newest);
         Some((self.tensors.clone(), outcomes))
@@ -55,14 +55,17 @@ impl<T: Item> Bucket<T> {
 
     /// Whether the outcomes of its last wait are still to be handed out.
     pub(super) fn waits_for_caller(&self) -> bool {
-        matches!(self.stage, Stage::There { .. })
+        matches!(self.stage, BucketStage::There { .. })
     }
 }
 
 /// Leaves the collectives of buckets in good order.
 pub(super) fn finish_all<T: Item>(parts: &mut [Bucket<T>], deadline: Deadline, fault: Option<Fault>) -> Result<()> {
     while leave_all(parts, deadline, fault)? {
-        parts.iter_mut().filter(|part| part.stage != Stage::Left).for_each(|part| part.stage = Stage::Taken);
+        parts
+            .iter_mut()
+            .filter(|part| part.stage != BucketStage::Left)
+            .for_each(|part| part.stage = BucketStage::Taken);
     }
     Ok(())
 }
@@ -84,12 +87,12 @@ pub(super) fn leave_all<T: Item>(parts: &mut [Bucket<T>], deadline: Deadline, fa
     for index in 0..parts.len() {
         leave_one(parts, index, deadline, fault).map_err(|error| waited_since(begun, error))?;
     }
-    Ok(parts.iter().any(|part| part.stage != Stage::Left))
+    Ok(parts.iter().any(|part| part.stage != BucketStage::Left))
 }
 
 /// The same for one of them, whose last outcomes the caller has.
 fn leave_one<T: Item>(parts: &mut [Bucket<T>], index: usize, deadline: Deadline, fault: Option<Fault>) -> Result<()> {
-    if parts[index].stage != Stage::Taken {
+    if parts[index].stage != BucketStage::Taken {
         return Ok(());
     }
     let rounds = parts[index].sum.leave_rounds(deadline)?;
@@ -98,7 +101,7 @@ fn leave_one<T: Item>(parts: &mut [Bucket<T>], index: usize, deadline: Deadline,
     }
     match rounds {
         Some(rounds) => parts[index].is_there(rounds),
-        None => parts[index].stage = Stage::Left,
+        None => parts[index].stage = BucketStage::Left,
     }
     Ok(())
 }

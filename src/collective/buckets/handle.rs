@@ -4,10 +4,10 @@ use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::bucket::{Bucket, Stage, finish_all, leave_all, waited_since};
+use super::bucket::{Bucket, BucketStage, finish_all, leave_all, waited_since};
 use super::timing::{FIRST, PERIOD, Timing};
 use super::{BucketOutcome, BucketOutcomes, Buckets};
-use crate::collective::build::{AllreduceBuilder, Shared};
+use crate::collective::build::{AllreduceBuilder, CommonChoices};
 use crate::collective::following::{Following, Inbox};
 use crate::collective::outcome::Outcomes;
 use crate::error::{Error, Result};
@@ -28,7 +28,7 @@ use crate::world::World;
 #[derive(Debug)]
 pub struct BucketedAllreduce<T: Item> {
     world: World,
-    choices: Shared,
+    choices: CommonChoices,
     buckets: Buckets,
     parts: Vec<Bucket<T>>,
     lengths: Arc<[usize]>,
@@ -109,7 +109,7 @@ impl<T: Item> BucketedAllreduce<T> {
     }
 
     /// Makes the collectives of buckets. Where one cannot be made, which all ranks find, they leave those that were.
-    fn make(&self, choices: &Shared, ranges: &[Range<usize>], until: Deadline) -> Result<Vec<Bucket<T>>> {
+    fn make(&self, choices: &CommonChoices, ranges: &[Range<usize>], until: Deadline) -> Result<Vec<Bucket<T>>> {
         let world = &self.world;
         let inboxes: Vec<Arc<Inbox>> = ranges.iter().skip(1).map(|_| Arc::default()).collect();
         let mut parts = Vec::with_capacity(ranges.len());
@@ -124,7 +124,7 @@ impl<T: Item> BucketedAllreduce<T> {
             };
             let sum = sum.inspect_err(|_| _ = finish_all(&mut parts, soon(), None))?;
             let inbox = inbox.filter(|_| is_partial);
-            parts.push(Bucket { sum, tensors: tensors.clone(), stage: Stage::Taken, inbox });
+            parts.push(Bucket { sum, tensors: tensors.clone(), stage: BucketStage::Taken, inbox });
         }
         Ok(parts)
     }
@@ -173,7 +173,7 @@ impl<T: Item> BucketedAllreduce<T> {
     /// [`Error::Usage`] before all outcomes of the last step were returned; as [`AllreduceBuilder::build`].
     pub fn begin(&mut self) -> Result<()> {
         self.check("begin", !self.finished, "this rank has finished")?;
-        let over = self.parts.iter().all(|part| part.stage == Stage::Taken);
+        let over = self.parts.iter().all(|part| part.stage == BucketStage::Taken);
         self.check("begin", over, "the last step is not over; call wait first")?;
         if self.is_plan_due() {
             self.plan_again()?;
@@ -181,7 +181,7 @@ impl<T: Item> BucketedAllreduce<T> {
         self.timing.iter_mut().for_each(Timing::count_step);
         self.filled.fill(false);
         for part in &mut self.parts {
-            part.stage = Stage::Filling(part.tensors.len());
+            part.stage = BucketStage::Filling(part.tensors.len());
         }
         self.began = Some(Instant::now());
         Ok(())
@@ -258,12 +258,12 @@ impl<T: Item> BucketedAllreduce<T> {
         }
         let Bucket { sum, stage, .. } = &mut self.parts[part];
         match stage {
-            Stage::Filling(1) => {
+            BucketStage::Filling(1) => {
                 sum.arrive()?;
-                *stage = Stage::HandedIn { at: now };
+                *stage = BucketStage::HandedIn { at: now };
             }
-            Stage::Filling(left) => *left -= 1,
-            Stage::HandedIn { .. } | Stage::There { .. } | Stage::Taken | Stage::Left => {}
+            BucketStage::Filling(left) => *left -= 1,
+            BucketStage::HandedIn { .. } | BucketStage::There { .. } | BucketStage::Taken | BucketStage::Left => {}
         }
         Ok(())
     }
@@ -272,7 +272,7 @@ impl<T: Item> BucketedAllreduce<T> {
     fn open(&self, operation: &'static str, index: usize) -> Result<usize> {
         self.check(operation, index < self.lengths.len(), "there is no tensor of this number in the collective")?;
         let part = self.parts.partition_point(|part| part.tensors.end <= index);
-        let writable = matches!(self.parts[part].stage, Stage::Filling(_));
+        let writable = matches!(self.parts[part].stage, BucketStage::Filling(_));
         self.check(operation, writable || self.filled[index], "no step has begun; call begin first")?;
         self.check(operation, !self.filled[index], "the tensor is filled already in this step")?;
         Ok(part)
@@ -288,10 +288,10 @@ impl<T: Item> BucketedAllreduce<T> {
         let deadline = Deadline::from(deadline.into().instant());
         let stage = self.parts.get(bucket).map(|part| part.stage);
         self.check(operation, stage.is_some(), "there is no bucket of this number")?;
-        let here = matches!(stage, Some(Stage::HandedIn { .. } | Stage::There { .. }));
+        let here = matches!(stage, Some(BucketStage::HandedIn { .. } | BucketStage::There { .. }));
         self.check(operation, here, "the bucket is not handed in, or its outcome was returned")?;
         if self.parts[bucket].inbox.is_some() {
-            let leads = !matches!(self.parts[0].stage, Stage::Filling(_));
+            let leads = !matches!(self.parts[0].stage, BucketStage::Filling(_));
             self.check(operation, leads, "the first bucket, whose cut is that of all, is not handed in")?;
             self.reach(0, deadline, None)?;
         }
@@ -317,7 +317,7 @@ impl<T: Item> BucketedAllreduce<T> {
 
     /// Waits until the outcomes of all buckets are there, or were returned.
     fn settle(&mut self, operation: &'static str, deadline: Deadline) -> Result<()> {
-        let filled = self.parts.iter().all(|part| !matches!(part.stage, Stage::Filling(_)));
+        let filled = self.parts.iter().all(|part| !matches!(part.stage, BucketStage::Filling(_)));
         self.check(operation, filled, "not all tensors are filled; call filled for each")?;
         let mut before = None;
         for bucket in 0..self.parts.len() {
@@ -335,7 +335,7 @@ impl<T: Item> BucketedAllreduce<T> {
     /// were, if this rank has waited for them until then.
     fn reach(&mut self, bucket: usize, deadline: Deadline, before: Option<Instant>) -> Result<Option<Instant>> {
         let Bucket { sum, stage, .. } = &mut self.parts[bucket];
-        let &mut Stage::HandedIn { at } = stage else { return Ok(None) };
+        let &mut BucketStage::HandedIn { at } = stage else { return Ok(None) };
         let waits = !sum.is_complete()?;
         let rounds = self.take(bucket, deadline)?;
         let end = Instant::now();
@@ -371,7 +371,7 @@ impl<T: Item> BucketedAllreduce<T> {
                 Err(Error::Timeout { .. }) if Instant::now() < until => {}
                 ended => return ended.map_err(|error| waited_since(begun, error)),
             }
-            let handed_in = |part: &&mut Bucket<T>| matches!(part.stage, Stage::HandedIn { .. });
+            let handed_in = |part: &&mut Bucket<T>| matches!(part.stage, BucketStage::HandedIn { .. });
             self.parts.iter_mut().filter(handed_in).try_for_each(|part| part.sum.tend("wait"))?;
         }
     }
@@ -411,14 +411,14 @@ impl<T: Item> BucketedAllreduce<T> {
     pub fn leave(&mut self, deadline: impl Into<Deadline>) -> Result<Option<BucketOutcomes<'_, T>>> {
         let deadline = Deadline::from(deadline.into().instant());
         if !self.finished {
-            if self.parts.iter().any(|part| !matches!(part.stage, Stage::Filling(_) | Stage::Taken))
+            if self.parts.iter().any(|part| !matches!(part.stage, BucketStage::Filling(_) | BucketStage::Taken))
                 || self.is_in_a_step()
             {
                 self.settle("finish", deadline)?;
                 return Ok(Some(self.outcomes()));
             }
             self.finished = true;
-            self.parts.iter_mut().for_each(|part| part.stage = Stage::Taken);
+            self.parts.iter_mut().for_each(|part| part.stage = BucketStage::Taken);
             // Others may wait for this rank in any of them.
             self.timing.iter_mut().for_each(Timing::leave);
         }
@@ -430,7 +430,7 @@ impl<T: Item> BucketedAllreduce<T> {
 
     /// Whether a bucket is handed in and another is not.
     fn is_in_a_step(&self) -> bool {
-        let is_filling = |part: &Bucket<T>| matches!(part.stage, Stage::Filling(_));
+        let is_filling = |part: &Bucket<T>| matches!(part.stage, BucketStage::Filling(_));
         self.parts.iter().any(is_filling) && !self.parts.iter().all(is_filling)
     }
 

@@ -4,7 +4,9 @@ use super::{AllreduceBuilder, OPERATION};
 use crate::collective::allreduce::Allreduce;
 use crate::collective::calls::Calls;
 use crate::collective::regions::{decode_run, import_regions, make_memory};
-use crate::collective::tickets::{Areas, Driver, Engine, Machine, Mean, Memory, Plan, Terms};
+use crate::collective::tickets::{
+    Areas, Mean, Memory, TicketDriver, TicketEngine, TicketMachine, TicketPlan, TicketTerms,
+};
 use crate::error::Result;
 use crate::fabric::{Access, RawAccess};
 use crate::fault::Fault;
@@ -49,16 +51,16 @@ impl<T: Item> AllreduceBuilder<'_, T> {
                 _ => Mean::Registers,
             },
         };
-        let made = Driver::new(Machine::new(plan), endpoint, memory);
+        let made = TicketDriver::new(TicketMachine::new(plan), endpoint, memory);
         let driver = self.or_abort(made.map_err(|error| error.in_call(operation)))?;
         let mut memory = driver.lender();
         self.write_own_model(&mut memory, [own_register].into_iter(), until)?;
-        let raw = self.raw(Engine::new(driver), memory, self.chosen_executor(), None)?;
+        let raw = self.raw(TicketEngine::new(driver), memory, self.chosen_executor(), None)?;
         Ok(Allreduce::new(Calls::Arrivals(raw), (self.dtype, self.lengths), decode_run(&everybody)))
     }
 
     /// This rank's plan, and where data lies; or what is wrong with its choices.
-    fn plan_arrivals(&self, size: u32) -> Result<(Plan, Areas)> {
+    fn plan_arrivals(&self, size: u32) -> Result<(TicketPlan, Areas)> {
         let usage = |problem| self.usage(problem);
         let (rank, ranks) = (self.world.rank(), self.world.size());
         let (elements, bytes) = self.check_choices()?;
@@ -92,7 +94,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         let topology = self.world.topology().clone();
         let areas = Areas::new(topology, bytes, self.world.parameters().segment());
         areas.of_host().ok_or_else(|| usage("more memory than can be addressed; use fewer elements"))?;
-        let plan = Plan::new(Terms {
+        let plan = TicketPlan::new(TicketTerms {
             me: rank,
             ranks,
             // A larger group never fills, and would only take more tickets.

@@ -102,7 +102,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         &self,
         buckets: std::result::Result<String, &'static str>,
         until: Deadline,
-    ) -> Result<Shared> {
+    ) -> Result<CommonChoices> {
         let named = buckets.clone().unwrap_or_default();
         let choices = |_: &_| [self.common_choices(), vec![("buckets", named)]].concat();
         let checked = buckets.map_err(|problem| self.usage(problem)).and_then(|_| self.check_buckets());
@@ -110,7 +110,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
     }
 
     /// What each bucket has of these choices; or which one it cannot have.
-    fn check_buckets(&self) -> Result<Shared> {
+    fn check_buckets(&self) -> Result<CommonChoices> {
         self.check_choices()?;
         let usage = |problem| self.usage(problem);
         self.check_restored()?;
@@ -129,13 +129,13 @@ impl<T: Item> AllreduceBuilder<'_, T> {
             return Err(usage("the tree mover decides cuts of its own for each bucket; use mover=auto or mover=cut"));
         }
         let Self { dtype, fire, grace, absent, depth, reduce, scale, mover, executor, base, .. } = *self;
-        Ok(Shared { dtype, fire, grace, absent, depth, reduce, scale, mover, executor, base })
+        Ok(CommonChoices { dtype, fire, grace, absent, depth, reduce, scale, mover, executor, base })
     }
 }
 
 /// Choices that the collectives of all buckets have.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::collective) struct Shared {
+pub(in crate::collective) struct CommonChoices {
     pub(in crate::collective) dtype: Dtype,
     pub(in crate::collective) fire: Fire,
     grace: Grace,
@@ -149,7 +149,7 @@ pub(in crate::collective) struct Shared {
     pub(in crate::collective) base: u64,
 }
 
-impl Shared {
+impl CommonChoices {
     /// A collective whose rounds all ranks are in.
     pub(in crate::collective) fn synchronous<T: Item>(
         &self,
@@ -157,7 +157,7 @@ impl Shared {
         lengths: &[usize],
         until: Deadline,
     ) -> Result<Allreduce<T>> {
-        let Shared { dtype, reduce, scale, mover, executor, base, .. } = *self;
+        let CommonChoices { dtype, reduce, scale, mover, executor, base, .. } = *self;
         let sum = AllreduceBuilder::new(world, dtype, lengths).reduce(reduce).scale(scale).behind(base);
         sum.mover(mover).executor(executor).by(until).build()
     }
@@ -170,7 +170,7 @@ impl Shared {
         following: Following,
         until: Deadline,
     ) -> Result<Allreduce<T>> {
-        let Shared { dtype, fire, grace, absent, depth, reduce, scale, executor, base, .. } = *self;
+        let CommonChoices { dtype, fire, grace, absent, depth, reduce, scale, executor, base, .. } = *self;
         let sum = AllreduceBuilder::new(world, dtype, lengths)
             .behind(base)
             .fire(fire)

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 
 use super::cut::Cut;
 use super::input::{Cells, FOREVER};
-use super::op::{Counted, Interest, Op};
+use super::op::{Awaited, Counted, Op};
 use super::outbox::Outbox;
 use super::plan::{Plan, slot_of};
 use super::releases::Releases;
@@ -349,7 +349,7 @@ impl Ledger {
             outbox.signal(Counted::Notice, host, None, (cell, Change::advance(before, round)));
         }
         if !plan.fault(Fault::ForgetWakeForRoom) {
-            outbox.wake(u32::MAX, Interest::Room);
+            outbox.wake(u32::MAX, Awaited::Room);
         }
     }
 

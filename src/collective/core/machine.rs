@@ -14,7 +14,7 @@ use super::entry::Part;
 use super::input::{Cells, Effort, FOREVER, Time};
 use super::ledger::Ledger;
 use super::movement::{Movement, Reducers, Segments, fill, lack};
-use super::op::{Counted, Interest, Op, Operands, Token};
+use super::op::{Awaited, Counted, Op, Operands, Token};
 use super::outbox::Outbox;
 use super::plan::Plan;
 use super::stats::Stats;
@@ -343,14 +343,14 @@ impl Machine {
     }
 
     /// What this rank would be woken for.
-    pub(crate) fn interest(&self) -> Interest {
+    pub(crate) fn interest(&self) -> Awaited {
         // Only ranks that are in the library are waited for here, so it cannot take long.
         if self.waits_for_pieces() {
-            Interest::Piece
+            Awaited::Piece
         } else if self.agreement.waits_for_room() {
-            Interest::Room
+            Awaited::Room
         } else {
-            Interest::Outcome
+            Awaited::Outcome
         }
     }
 

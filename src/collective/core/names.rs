@@ -1,7 +1,7 @@
 //! Names of cells and operations, for people who read a trace.
 
 use super::cut::Cut;
-use super::op::{Data, Op, ProgramOp};
+use super::op::{Op, ProgramOp, PutData};
 use super::plan::{BUFFERS, Plan, RELAYED_ROUNDS};
 use crate::fabric::{Atomic, Change};
 use crate::rule::{AgreementBy, MovementBy};
@@ -70,8 +70,8 @@ impl Plan {
             Op::Fence => "fences".to_owned(),
             Op::Put { host, data, signal, .. } => {
                 let data = data.map(|data| match data {
-                    Data::Bytes { to, len, .. } => format!("puts {len} bytes at {to}"),
-                    Data::Cells { first, count } => format!("puts {count} cells at {}", self.cell_name(first)),
+                    PutData::Bytes { to, len, .. } => format!("puts {len} bytes at {to}"),
+                    PutData::Cells { first, count } => format!("puts {count} cells at {}", self.cell_name(first)),
                 });
                 let signal = signal.map(|(cell, change)| match change {
                     Change::Set(value) => format!("sets {} to {value:#x}", self.cell_name(cell)),

@@ -150,7 +150,7 @@ impl Token {
 /// What waiting ranks wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
-pub(crate) enum Interest {
+pub(crate) enum Awaited {
     /// A cut, or data.
     Outcome = 1,
     /// Room in the ring.
@@ -161,7 +161,7 @@ pub(crate) enum Interest {
 
 /// What goes from this host to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Data {
+pub(crate) enum PutData {
     /// `len` bytes of the data region, from an offset here to one there.
     Bytes { from: usize, to: usize, len: usize },
     /// Cells, to the same place there.
@@ -170,7 +170,7 @@ pub(crate) enum Data {
 
 /// What a reduction reads: a contribution, by its entry in the cut, or something else as it is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Input {
+pub(crate) struct Addend {
     pub(crate) at: Place,
     pub(crate) entry: Option<Entry>,
 }
@@ -179,7 +179,7 @@ pub(crate) struct Input {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Operands {
     /// What a reduction reads.
-    pub(crate) inputs: Vec<Input>,
+    pub(crate) inputs: Vec<Addend>,
     /// What a record has.
     pub(crate) words: Vec<u64>,
 }
@@ -203,7 +203,7 @@ pub(crate) enum Op {
     /// Makes earlier stores visible to all ranks before later loads.
     Fence,
     /// Puts data on another host, and then changes a cell there; one of them may be missing.
-    Put { host: u32, data: Option<Data>, signal: Option<(usize, Change)>, token: Token },
+    Put { host: u32, data: Option<PutData>, signal: Option<(usize, Change)>, token: Token },
     /// Zeroes cells. Completes when no later operation of any rank can see what was there.
     Clear { host: u32, first: usize, count: usize, token: Token },
     /// An atomic on a cell; completes with the value before.
@@ -220,7 +220,7 @@ pub(crate) enum Op {
     /// Writes its words into cells of the own host, each below the one before, for later operations to publish.
     Record { last: usize, words: u32 },
     /// Wakes ranks of the own host that wait for this: at most `most`, or all.
-    Wake { most: u32, interest: Interest },
+    Wake { most: u32, interest: Awaited },
     /// What a program of triggered operations asks for.
     Program(ProgramOp),
 }

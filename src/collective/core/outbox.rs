@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 
 use super::cut::Cut;
-use super::op::{Counted, Data, Input, Interest, Op, Operands, ProgramOp, Token};
+use super::op::{Addend, Awaited, Counted, Op, Operands, ProgramOp, PutData, Token};
 use super::plan::Plan;
 use crate::fabric::{Atomic, Change};
 use crate::fault::Fault;
@@ -18,7 +18,7 @@ const KINDS: usize = Counted::ALL.len();
 pub(super) struct Outbox {
     ops: VecDeque<Op>,
     /// What reductions among them read, one after the other.
-    inputs: VecDeque<Input>,
+    inputs: VecDeque<Addend>,
     /// What records among them have.
     words: VecDeque<u64>,
     /// What is in flight, by kind.
@@ -63,7 +63,7 @@ impl Outbox {
     }
 
     #[inline]
-    pub(super) fn wake(&mut self, most: u32, interest: Interest) {
+    pub(super) fn wake(&mut self, most: u32, interest: Awaited) {
         self.push(Op::Wake { most, interest });
     }
 
@@ -85,11 +85,11 @@ impl Outbox {
         data: Option<(usize, usize, usize)>,
         signal: (usize, Change),
     ) {
-        self.put(what, host, data.map(|(from, to, len)| Data::Bytes { from, to, len }), Some(signal));
+        self.put(what, host, data.map(|(from, to, len)| PutData::Bytes { from, to, len }), Some(signal));
     }
 
     /// Puts data on another host, and then changes a cell there.
-    pub(super) fn put(&mut self, what: Counted, host: u32, data: Option<Data>, signal: Option<(usize, Change)>) {
+    pub(super) fn put(&mut self, what: Counted, host: u32, data: Option<PutData>, signal: Option<(usize, Change)>) {
         let token = self.count(what, host);
         self.push(Op::Put { host, data, signal, token });
     }
@@ -100,7 +100,7 @@ impl Outbox {
     pub(super) fn combine(
         &mut self,
         round: Option<u64>,
-        inputs: impl Iterator<Item = Input>,
+        inputs: impl Iterator<Item = Addend>,
         (to, len): (usize, usize),
     ) {
         let inputs = self.add(inputs);
@@ -110,7 +110,7 @@ impl Outbox {
     /// Averages models, the first of the inputs, and adds the updates behind them.
     pub(super) fn average(
         &mut self,
-        (models, inputs): (usize, impl Iterator<Item = Input>),
+        (models, inputs): (usize, impl Iterator<Item = Addend>),
         divisor: u32,
         (to, len): (usize, usize),
     ) {
@@ -119,7 +119,7 @@ impl Outbox {
     }
 
     #[inline]
-    fn add(&mut self, inputs: impl Iterator<Item = Input>) -> u32 {
+    fn add(&mut self, inputs: impl Iterator<Item = Addend>) -> u32 {
         let before = self.inputs.len();
         self.inputs.extend(inputs);
         (self.inputs.len() - before) as u32
@@ -143,7 +143,7 @@ impl Outbox {
         if let Some(early) = signal.take_if(|_| plan.fault(Fault::PublishBeforeEntries)) {
             self.put(what, host, None, Some(early));
         }
-        self.put(what, host, Some(Data::Cells { first, count: record - first }), signal);
+        self.put(what, host, Some(PutData::Cells { first, count: record - first }), signal);
     }
 
     /// Zeroes the words, ticket and claims of a round.

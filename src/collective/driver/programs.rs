@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::executor::deferred_work::Provider;
 use crate::fault::{Crash, Fuse};
 use crate::reduce::{Goal, Place, Source};
-use crate::trigger::{Chunk, Gate, Input, Target, Task, Work};
+use crate::trigger::{Chunk, Gate, Input, Target, Task, TaskWork};
 
 impl Driver {
     /// Carries out what a program asks for.
@@ -84,7 +84,7 @@ impl Driver {
         let scratch = &mut parts.cut;
         let plan = machine.plan();
         let Some(layout) = plan.program.as_deref() else { return };
-        let Work::Reduce { from, to, chunk } = &layout.rows[task.row as usize].work else { return };
+        let TaskWork::Reduce { from, to, chunk } = &layout.rows[task.row as usize].work else { return };
         let round = task.round;
         let load = |cell| control.load(plan.program_cell(round, cell));
         scratch.begin(round, None);

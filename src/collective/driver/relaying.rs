@@ -83,7 +83,7 @@ impl Driver {
             let is_own = !matches!(from, Buffer::Inbox(_));
             let is_divided = is_own && !chunk.is_whole() && !plan.fault(Fault::SumWhatWasSent);
             let front = is_divided.then(|| chunk.sibling());
-            Some(Input { at, form: label.form(), entries: first..parts.cut.entries.len(), front })
+            Some(SumInput { at, form: label.form(), entries: first..parts.cut.entries.len(), front })
         });
         let count = parts.cut.contributions().count();
         // One contribution is passed on as it is: its weight counts in the outcome.
@@ -121,7 +121,7 @@ impl Driver {
 }
 
 /// What one input of a sum is.
-struct Input {
+struct SumInput {
     /// Where its data begins.
     at: usize,
     form: Form,

@@ -5,11 +5,11 @@
 //! (1 - a) a^(K - r) / (1 - a^K): all of them together 1. What belongs to an *r* that no member has goes to the oldest.
 //! After the mean all members are as far as the newest was.
 
-use super::record::{Cut, ITERATIONS};
+use super::record::{GroupCut, ITERATIONS};
 use crate::rule::power;
 
 /// How many iterations each member is ahead of the first one. Iterations are counted modulo [`ITERATIONS`].
-fn leads(cut: &Cut) -> impl Iterator<Item = i64> + '_ {
+fn leads(cut: &GroupCut) -> impl Iterator<Item = i64> + '_ {
     let first = cut.contributors().next().map_or(0, |member| member.iteration);
     cut.contributors().map(move |member| {
         let lead = member.iteration.wrapping_sub(first) % ITERATIONS;
@@ -18,7 +18,7 @@ fn leads(cut: &Cut) -> impl Iterator<Item = i64> + '_ {
 }
 
 /// The weight of each member's model, in the order of the cut.
-pub(super) fn weights<'a>(cut: &'a Cut, factor: f32) -> impl Iterator<Item = f32> + 'a {
+pub(super) fn weights<'a>(cut: &'a GroupCut, factor: f32) -> impl Iterator<Item = f32> + 'a {
     let newest = leads(cut).max().unwrap_or(0);
     let oldest = leads(cut).min().unwrap_or(0);
     let factor = f64::from(factor);
@@ -34,7 +34,7 @@ pub(super) fn weights<'a>(cut: &'a Cut, factor: f32) -> impl Iterator<Item = f32
 }
 
 /// The iteration of a member after the mean, if it was there with `own`.
-pub(super) fn after(cut: &Cut, rank: u32, own: u64) -> u64 {
+pub(super) fn after(cut: &GroupCut, rank: u32, own: u64) -> u64 {
     let newest = leads(cut).max().unwrap_or(0);
     let lead =
         cut.contributors().zip(leads(cut)).find(|(member, _)| member.rank == rank).map_or(newest, |(_, lead)| lead);
@@ -46,10 +46,10 @@ mod tests {
     use super::*;
     use crate::collective::tickets::record::Member;
 
-    fn cut(iterations: &[u64]) -> Cut {
+    fn cut(iterations: &[u64]) -> GroupCut {
         let member =
             |(rank, &iteration): (u32, &u64)| Member { rank, iteration: iteration % ITERATIONS, ..Member::default() };
-        Cut { members: (0..).zip(iterations).map(member).collect(), ..Cut::default() }
+        GroupCut { members: (0..).zip(iterations).map(member).collect(), ..GroupCut::default() }
     }
 
     fn weighed(iterations: &[u64], factor: f32) -> Vec<f32> {

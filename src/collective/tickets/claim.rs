@@ -16,7 +16,7 @@
 //! A rank and a group meet once, so a cell never comes back to an earlier value, and a compare-swap that succeeds has
 //! seen the latest one.
 
-use super::plan::Plan;
+use super::plan::TicketPlan;
 use crate::collective::core::Cells;
 
 /// The rank has arrived, and has no ticket yet or is leaving.
@@ -33,6 +33,6 @@ pub(super) fn group(claim: u64) -> Option<u64> {
 }
 
 /// Whether a claim has ended, or there was none yet.
-pub(super) fn has_ended(claim: u64, plan: &Plan, cells: &impl Cells) -> bool {
+pub(super) fn has_ended(claim: u64, plan: &TicketPlan, cells: &impl Cells) -> bool {
     claim != INSIDE && group(claim).is_none_or(|group| plan.record(group).is_over(cells))
 }

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use super::areas::Areas;
 use super::home::Home;
-use super::machine::{Event, Machine};
-use super::op::Op;
+use super::machine::{Event, TicketMachine};
+use super::op::TicketOp;
 use crate::collective::core::{Effort, Time};
 use crate::error::Result;
 use crate::fabric::{Access, Completion, Endpoint, Interest, Lender, Posted, Region};
@@ -63,8 +63,8 @@ pub(crate) enum Mean {
 
 /// A machine and the memory that it works on.
 #[derive(Debug)]
-pub(crate) struct Driver {
-    machine: Machine,
+pub(crate) struct TicketDriver {
+    machine: TicketMachine,
     endpoint: Box<dyn Endpoint>,
     home: Home,
     arena: Arena,
@@ -80,13 +80,13 @@ pub(crate) struct Driver {
     is_over: bool,
 }
 
-impl Driver {
+impl TicketDriver {
     /// # Errors
     /// There is no memory for what comes from other hosts.
     ///
     /// # Panics
     /// If the data of the own host cannot be mapped; the fabric guarantees that it can.
-    pub(crate) fn new(machine: Machine, mut endpoint: Box<dyn Endpoint>, memory: Memory) -> Result<Self> {
+    pub(crate) fn new(machine: TicketMachine, mut endpoint: Box<dyn Endpoint>, memory: Memory) -> Result<Self> {
         let plan = machine.plan();
         let home = Home::new(&mut *endpoint, memory.cells, plan.cells())?;
         let data = memory.data[memory.areas.host_of(plan.me()) as usize];
@@ -97,7 +97,7 @@ impl Driver {
         let window = |region| endpoint.window(region).expect("own host's memory is mapped");
         let mut arena = Arena::new(window(data), staging.map(window), most);
         arena.reserve();
-        Ok(Driver {
+        Ok(TicketDriver {
             moving: Moving::new(data, staging, most),
             machine,
             endpoint,
@@ -112,11 +112,11 @@ impl Driver {
         })
     }
 
-    pub(super) fn machine(&self) -> &Machine {
+    pub(super) fn machine(&self) -> &TicketMachine {
         &self.machine
     }
 
-    pub(super) fn machine_mut(&mut self) -> &mut Machine {
+    pub(super) fn machine_mut(&mut self) -> &mut TicketMachine {
         &mut self.machine
     }
 
@@ -272,14 +272,16 @@ impl Driver {
         Ok(true)
     }
 
-    fn execute(&mut self, op: Op) -> Result<()> {
+    fn execute(&mut self, op: TicketOp) -> Result<()> {
         (self.waits_since, self.looks_in_vain) = (None, 0);
         let event = self.machine.changes(&op);
         let endpoint = &mut *self.endpoint;
         let posted = match op {
-            Op::Atomic { cell, atomic } => self.home.change(endpoint, cell, atomic, OPERATION)?,
-            Op::StorePair { cell, values, seen } => self.home.store_pair(endpoint, (cell, values), seen, LANDED)?,
-            Op::Combine { segment, .. } => return self.begin_to_move(segment),
+            TicketOp::Atomic { cell, atomic } => self.home.change(endpoint, cell, atomic, OPERATION)?,
+            TicketOp::StorePair { cell, values, seen } => {
+                self.home.store_pair(endpoint, (cell, values), seen, LANDED)?
+            }
+            TicketOp::Combine { segment, .. } => return self.begin_to_move(segment),
         };
         match posted {
             Posted::Done(found) => self.machine.complete(found),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::ages;
 use super::areas::BUFFERS;
-use super::driver::{Driver, Mean, interest};
+use super::driver::{Mean, TicketDriver, interest};
 use crate::collective::core::{self, Effort, Entry, Part, Stats, Time};
 use crate::collective::protocol::{Buffer, Facts, Goal, Protocol};
 use crate::error::{Ranks, Result};
@@ -18,8 +18,8 @@ const TICKETS: u64 = 1 << 40;
 
 /// A driver, and what it is told of this rank's arrivals.
 #[derive(Debug)]
-pub(crate) struct Engine {
-    driver: Driver,
+pub(crate) struct TicketEngine {
+    driver: TicketDriver,
     arrivals: u64,
     /// How far this rank is: as many iterations as it made, or as the newest in a mean did where ages count.
     iteration: u64,
@@ -27,14 +27,14 @@ pub(crate) struct Engine {
 
 /// An engine that works towards a goal.
 #[derive(Debug)]
-pub(crate) struct Pursuit<'a> {
-    engine: &'a mut Engine,
+pub(crate) struct TicketPursuit<'a> {
+    engine: &'a mut TicketEngine,
     goal: Goal,
 }
 
-impl Engine {
-    pub(crate) fn new(driver: Driver) -> Self {
-        Engine { driver, arrivals: 0, iteration: 0 }
+impl TicketEngine {
+    pub(crate) fn new(driver: TicketDriver) -> Self {
+        TicketEngine { driver, arrivals: 0, iteration: 0 }
     }
 
     fn has_reached(&self, goal: Goal) -> bool {
@@ -48,7 +48,7 @@ impl Engine {
     }
 }
 
-impl Protocol for Engine {
+impl Protocol for TicketEngine {
     fn facts(&self) -> Facts {
         let (plan, areas) = (self.driver.machine().plan(), self.driver.areas());
         Facts {
@@ -128,8 +128,8 @@ impl Protocol for Engine {
         self.driver.machine().is_ready()
     }
 
-    fn towards(&mut self, goal: Goal) -> Pursuit<'_> {
-        Pursuit { engine: self, goal }
+    fn towards(&mut self, goal: Goal) -> TicketPursuit<'_> {
+        TicketPursuit { engine: self, goal }
     }
 
     fn needs_time(&self) -> bool {
@@ -163,10 +163,10 @@ impl Protocol for Engine {
     }
 }
 
-impl Shared for Engine {
-    type Work<'a> = Pursuit<'a>;
+impl Shared for TicketEngine {
+    type Work<'a> = TicketPursuit<'a>;
 
-    fn left_undone(&mut self) -> Option<Pursuit<'_>> {
+    fn left_undone(&mut self) -> Option<TicketPursuit<'_>> {
         (!self.has_reached(Goal::Arrival)).then(|| self.towards(Goal::Arrival))
     }
 
@@ -183,7 +183,7 @@ impl Shared for Engine {
     }
 }
 
-impl Work for Pursuit<'_> {
+impl Work for TicketPursuit<'_> {
     fn needs_time(&self) -> bool {
         self.engine.needs_time()
     }

@@ -25,17 +25,17 @@ pub(super) fn horizon(ranks: u32, size: u32) -> u64 {
 
 /// The graph of a window.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Window {
+pub(super) struct IsolationWindow {
     parents: Vec<u32>,
     /// For each rank, one more than the newest group that has it; 0 if none has.
     newest: Vec<u64>,
     active: RankSet,
 }
 
-impl Window {
+impl IsolationWindow {
     /// An empty one.
     pub(super) fn new(ranks: u32) -> Self {
-        Window { parents: (0..ranks).collect(), newest: vec![0; ranks as usize], active: RankSet::full(ranks) }
+        IsolationWindow { parents: (0..ranks).collect(), newest: vec![0; ranks as usize], active: RankSet::full(ranks) }
     }
 
     /// Begins anew, with every rank active and apart from all others.
@@ -142,7 +142,7 @@ mod tests {
         for seed in 0..5_000 {
             let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
             let ranks = rng.random_range(1..=12);
-            let mut window = Window::new(ranks);
+            let mut window = IsolationWindow::new(ranks);
             // What was there before does not matter.
             window.add(3, 0..ranks);
             window.clear();

@@ -6,12 +6,12 @@ use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::isolation::Window;
-use super::op::Op;
-use super::plan::Plan;
-use super::record::{Cut, Member, Record};
+use super::isolation::IsolationWindow;
+use super::op::TicketOp;
+use super::plan::TicketPlan;
+use super::record::{GroupCut, Member, Record};
 #[cfg(all(test, not(loom)))]
-use super::word::Seat;
+use super::word::GroupSeat;
 use super::word::{self, Duty, Ticket};
 use super::{Stats, claim};
 use crate::collective::core::{Cells, Time};
@@ -21,7 +21,7 @@ use crate::fault::Fault;
 /// How far an arrival is. Stages that wait for other ranks are left by a poll, the others when their operation is
 /// complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Stage {
+enum TicketStage {
     /// There is none.
     Idle,
     /// Waits until the group that had the own register last is over.
@@ -80,11 +80,11 @@ pub(super) struct Event {
 
 /// One rank's part of the protocol. See the module.
 #[derive(Clone, Debug)]
-pub(crate) struct Machine {
-    plan: Arc<Plan>,
-    stage: Stage,
+pub(crate) struct TicketMachine {
+    plan: Arc<TicketPlan>,
+    stage: TicketStage,
     /// What the driver is to carry out.
-    op: Option<Op>,
+    op: Option<TicketOp>,
     /// The own entry.
     member: Member,
     ticket: Ticket,
@@ -96,25 +96,25 @@ pub(crate) struct Machine {
     seen: u32,
     /// Closer: ranks whose registers could not be had.
     refused: Vec<u32>,
-    window: Window,
-    cut: Cut,
+    window: IsolationWindow,
+    cut: GroupCut,
     stats: Stats,
 }
 
-impl Hash for Machine {
+impl Hash for TicketMachine {
     fn hash<H: Hasher>(&self, state: &mut H) {
         // The plan is the same for ever, what was counted changes nothing, and the window is made anew for each use.
-        let Machine { stage, op, member, ticket, expires_at, claim, seen, refused, cut, .. } = self;
+        let TicketMachine { stage, op, member, ticket, expires_at, claim, seen, refused, cut, .. } = self;
         (stage, op, member, ticket, expires_at, claim, seen, refused, cut).hash(state);
     }
 }
 
-impl Machine {
-    pub(crate) fn new(plan: Plan) -> Self {
-        let window = Window::new(if plan.lends() { plan.ranks() } else { 0 });
-        Machine {
+impl TicketMachine {
+    pub(crate) fn new(plan: TicketPlan) -> Self {
+        let window = IsolationWindow::new(if plan.lends() { plan.ranks() } else { 0 });
+        TicketMachine {
             plan: Arc::new(plan),
-            stage: Stage::Idle,
+            stage: TicketStage::Idle,
             op: None,
             member: Member::default(),
             ticket: Ticket::default(),
@@ -123,12 +123,12 @@ impl Machine {
             seen: 0,
             refused: Vec::new(),
             window,
-            cut: Cut::default(),
+            cut: GroupCut::default(),
             stats: Stats::default(),
         }
     }
 
-    pub(crate) fn plan(&self) -> &Plan {
+    pub(crate) fn plan(&self) -> &TicketPlan {
         &self.plan
     }
 
@@ -147,27 +147,27 @@ impl Machine {
     }
 
     fn begin(&mut self, now: Time, member: Member) {
-        debug_assert_eq!(self.stage, Stage::Idle);
+        debug_assert_eq!(self.stage, TicketStage::Idle);
         self.member = member;
         self.expires_at = self.plan.deadline().map(|limit| now.saturating_add(limit));
         self.seen = 0;
         self.refused.clear();
         self.stats.arrivals += 1;
         if self.plan.lends() {
-            self.stage = Stage::AwaitRegister;
+            self.stage = TicketStage::AwaitRegister;
         } else {
             self.enter();
         }
     }
 
-    /// Takes the operation that is to be carried out. [`Machine::complete`] follows.
-    pub(crate) fn next_op(&mut self) -> Option<Op> {
+    /// Takes the operation that is to be carried out. [`TicketMachine::complete`] follows.
+    pub(crate) fn next_op(&mut self) -> Option<TicketOp> {
         self.op.take()
     }
 
     /// The operation that is to be carried out.
     #[cfg(all(test, not(loom)))]
-    pub(super) fn peek_op(&self) -> Option<&Op> {
+    pub(super) fn peek_op(&self) -> Option<&TicketOp> {
         self.op.as_ref()
     }
 
@@ -176,14 +176,14 @@ impl Machine {
     pub(crate) fn poll(&mut self, now: Time, cells: &impl Cells) -> bool {
         let (stage, seen) = (self.stage, self.seen);
         match stage {
-            Stage::AwaitRegister if claim::has_ended(self.claim, &self.plan, cells) => {
+            TicketStage::AwaitRegister if claim::has_ended(self.claim, &self.plan, cells) => {
                 let atomic = Atomic::CompareSwap { expect: self.claim, new: claim::INSIDE };
-                self.change_own_claim(atomic, Stage::Claiming);
+                self.change_own_claim(atomic, TicketStage::Claiming);
             }
-            Stage::AwaitRecord => self.show(cells),
-            Stage::Open => self.look(now, cells),
-            Stage::Gathering { seats } => self.gather(seats, cells),
-            Stage::AwaitMoved if self.has_moved(cells) => self.release(),
+            TicketStage::AwaitRecord => self.show(cells),
+            TicketStage::Open => self.look(now, cells),
+            TicketStage::Gathering { seats } => self.gather(seats, cells),
+            TicketStage::AwaitMoved if self.has_moved(cells) => self.release(),
             _ => {}
         }
         (self.stage, self.seen) != (stage, seen)
@@ -192,103 +192,103 @@ impl Machine {
     /// The operation is complete; `found` is the value before, for an atomic.
     pub(crate) fn complete(&mut self, found: u64) {
         match self.stage {
-            Stage::Claiming if found == self.claim => self.enter(),
-            Stage::Claiming => {
+            TicketStage::Claiming if found == self.claim => self.enter(),
+            TicketStage::Claiming => {
                 // Another group has borrowed it since.
                 self.stats.lent += 1;
                 self.claim = found;
-                self.stage = Stage::AwaitRegister;
+                self.stage = TicketStage::AwaitRegister;
             }
-            Stage::Departing => self.draw(),
-            Stage::Drawing => self.drawn(found),
-            Stage::Naming => self.stage = Stage::AwaitRecord,
-            Stage::Showing => self.entry_is_there(),
-            Stage::ClosingEarly => self.closing_answered(found),
-            Stage::Expiring { word } => self.expiry_answered(word, found),
-            Stage::Borrowing { lender, claim, .. } if found == claim => self.borrow(lender),
-            Stage::Borrowing { seats, lender, .. } => {
+            TicketStage::Departing => self.draw(),
+            TicketStage::Drawing => self.drawn(found),
+            TicketStage::Naming => self.stage = TicketStage::AwaitRecord,
+            TicketStage::Showing => self.entry_is_there(),
+            TicketStage::ClosingEarly => self.closing_answered(found),
+            TicketStage::Expiring { word } => self.expiry_answered(word, found),
+            TicketStage::Borrowing { lender, claim, .. } if found == claim => self.borrow(lender),
+            TicketStage::Borrowing { seats, lender, .. } => {
                 // It has arrived, or another group has its register.
                 self.refused.push(lender);
-                self.stage = Stage::Gathering { seats };
+                self.stage = TicketStage::Gathering { seats };
             }
-            Stage::Publishing => self.formed(),
-            Stage::Taking if found < self.plan.segments() => {
-                self.ask(Op::Combine { group: self.cut.group, segment: found }, Stage::Moving);
+            TicketStage::Publishing => self.formed(),
+            TicketStage::Taking if found < self.plan.segments() => {
+                self.ask(TicketOp::Combine { group: self.cut.group, segment: found }, TicketStage::Moving);
             }
-            Stage::Taking => self.stage = Stage::AwaitMoved,
-            Stage::Moving => self.count_in_record(Record::moved, Stage::Counting),
-            Stage::Counting => {
+            TicketStage::Taking => self.stage = TicketStage::AwaitMoved,
+            TicketStage::Moving => self.count_in_record(Record::moved, TicketStage::Counting),
+            TicketStage::Counting => {
                 self.stats.segments += 1;
-                self.count_in_record(Record::taken, Stage::Taking);
+                self.count_in_record(Record::taken, TicketStage::Taking);
             }
-            Stage::Releasing => self.released(found),
-            Stage::Clearing => self.write(self.plan.record(self.cut.group).end(), false, Stage::Ending),
-            Stage::Ending => self.stage = Stage::Over,
+            TicketStage::Releasing => self.released(found),
+            TicketStage::Clearing => self.write(self.plan.record(self.cut.group).end(), false, TicketStage::Ending),
+            TicketStage::Ending => self.stage = TicketStage::Over,
             _ => debug_assert!(false, "no operation was in flight"),
         }
     }
 
     /// Whether the group that the outstanding arrival is in has moved, and this rank has released it.
     pub(crate) fn is_ready(&self) -> bool {
-        self.stage == Stage::Over
+        self.stage == TicketStage::Over
     }
 
     /// Ends an arrival that is ready: its group.
-    pub(crate) fn take(&mut self) -> &Cut {
+    pub(crate) fn take(&mut self) -> &GroupCut {
         debug_assert!(self.is_ready());
-        self.stage = if self.member.leaving { Stage::Left } else { Stage::Idle };
+        self.stage = if self.member.leaving { TicketStage::Left } else { TicketStage::Idle };
         &self.cut
     }
 
     /// The group that is moving, or was moved last.
-    pub(crate) fn cut(&self) -> &Cut {
+    pub(crate) fn cut(&self) -> &GroupCut {
         &self.cut
     }
 
     /// The seat that this rank holds: from its ticket until it has released the group.
     #[cfg(all(test, not(loom)))]
-    pub(super) fn seat(&self) -> Option<Seat> {
+    pub(super) fn seat(&self) -> Option<GroupSeat> {
         let has_none = matches!(
             self.stage,
-            Stage::Idle
-                | Stage::AwaitRegister
-                | Stage::Claiming
-                | Stage::Departing
-                | Stage::Drawing
-                | Stage::Clearing
-                | Stage::Ending
-                | Stage::Over
-                | Stage::Left
+            TicketStage::Idle
+                | TicketStage::AwaitRegister
+                | TicketStage::Claiming
+                | TicketStage::Departing
+                | TicketStage::Drawing
+                | TicketStage::Clearing
+                | TicketStage::Ending
+                | TicketStage::Over
+                | TicketStage::Left
         );
         (!has_none).then_some(self.ticket.seat)
     }
 
     pub(crate) fn has_left(&self) -> bool {
-        self.stage == Stage::Left
+        self.stage == TicketStage::Left
     }
 
     /// Whether the next operation begins to move a segment.
     pub(super) fn is_to_move(&self) -> bool {
-        self.op.is_some() && self.stage == Stage::Taking
+        self.op.is_some() && self.stage == TicketStage::Taking
     }
 
     /// Whether the cut of the outstanding arrival is known, so that the group needs no more ranks.
     pub(super) fn has_formed(&self) -> bool {
         matches!(
             self.stage,
-            Stage::Taking
-                | Stage::Moving
-                | Stage::Counting
-                | Stage::AwaitMoved
-                | Stage::Releasing
-                | Stage::Clearing
-                | Stage::Ending
+            TicketStage::Taking
+                | TicketStage::Moving
+                | TicketStage::Counting
+                | TicketStage::AwaitMoved
+                | TicketStage::Releasing
+                | TicketStage::Clearing
+                | TicketStage::Ending
         )
     }
 
     /// Whether there is no arrival, or nothing left to do for it.
     pub(super) fn is_at_rest(&self) -> bool {
-        matches!(self.stage, Stage::Idle | Stage::Over | Stage::Left)
+        matches!(self.stage, TicketStage::Idle | TicketStage::Over | TicketStage::Left)
     }
 
     /// What the machine waits for, when a poll has found nothing to do.
@@ -296,9 +296,9 @@ impl Machine {
         let of = |group: Option<u64>| Event { group: group.unwrap_or_default(), is_entry: false };
         let group = self.ticket.seat.group;
         match self.stage {
-            Stage::AwaitRegister => of(claim::group(self.claim)),
-            Stage::AwaitRecord => of(group.checked_sub(self.plan.records())),
-            Stage::Gathering { .. } => Event { group, is_entry: true },
+            TicketStage::AwaitRegister => of(claim::group(self.claim)),
+            TicketStage::AwaitRecord => of(group.checked_sub(self.plan.records())),
+            TicketStage::Gathering { .. } => Event { group, is_entry: true },
             _ => of(Some(group)),
         }
     }
@@ -308,10 +308,10 @@ impl Machine {
         let record = |group: u64| self.plan.record(group).cells(self.plan.size());
         match self.stage {
             _ if self.op.is_some() => 0..0,
-            Stage::AwaitRegister => claim::group(self.claim).map_or(0..0, record),
+            TicketStage::AwaitRegister => claim::group(self.claim).map_or(0..0, record),
             // It looks for a lender.
-            Stage::Gathering { .. } if self.plan.lends() => 0..self.plan.cells(),
-            Stage::AwaitRecord | Stage::Open | Stage::Gathering { .. } | Stage::AwaitMoved => {
+            TicketStage::Gathering { .. } if self.plan.lends() => 0..self.plan.cells(),
+            TicketStage::AwaitRecord | TicketStage::Open | TicketStage::Gathering { .. } | TicketStage::AwaitMoved => {
                 record(self.ticket.seat.group)
             }
             _ => 0..0,
@@ -319,13 +319,12 @@ impl Machine {
     }
 
     /// What an operation changes that ranks may wait for.
-    pub(super) fn changes(&self, op: &Op) -> Option<Event> {
+    pub(super) fn changes(&self, op: &TicketOp) -> Option<Event> {
         let group = self.ticket.seat.group;
         match (op, self.stage) {
-            (Op::StorePair { .. }, Stage::Showing) => Some(Event { group, is_entry: true }),
-            (Op::StorePair { .. }, Stage::Publishing | Stage::Ending) | (Op::Atomic { .. }, Stage::Counting) => {
-                Some(Event { group, is_entry: false })
-            }
+            (TicketOp::StorePair { .. }, TicketStage::Showing) => Some(Event { group, is_entry: true }),
+            (TicketOp::StorePair { .. }, TicketStage::Publishing | TicketStage::Ending)
+            | (TicketOp::Atomic { .. }, TicketStage::Counting) => Some(Event { group, is_entry: false }),
             _ => None,
         }
     }
@@ -339,27 +338,27 @@ impl Machine {
         let group = self.awaits().group;
         match self.stage {
             // Those that have not released it yet are among its members.
-            Stage::AwaitRegister => seated(group).collect(),
+            TicketStage::AwaitRegister => seated(group).collect(),
             // Its members may wait for the record themselves.
-            Stage::AwaitRecord => {
+            TicketStage::AwaitRecord => {
                 let before = std::iter::successors(Some(group), |group| group.checked_sub(self.plan.records()));
                 // Each rank has one ticket at most that is not over.
                 let mut recent = before.take(self.plan.ranks() as usize + 1);
                 let has_record = recent.find(|&group| seated(group).next().is_some());
                 has_record.into_iter().flat_map(seated).collect()
             }
-            Stage::AwaitMoved => self.cut.members.iter().map(|member| member.rank).collect(),
-            Stage::Idle | Stage::Over => Vec::new(),
+            TicketStage::AwaitMoved => self.cut.members.iter().map(|member| member.rank).collect(),
+            TicketStage::Idle | TicketStage::Over => Vec::new(),
             // It stays until all others have left, too.
-            Stage::Left => self.away(&[], cells).0,
+            TicketStage::Left => self.away(&[], cells).0,
             stage => {
                 let here: Vec<u32> = seated(group).collect();
                 let (word, size) = (cells.load(self.plan.tickets()), self.plan.size());
                 let is_whole = here.len() == size as usize;
                 let (active, gone) = if is_whole { Default::default() } else { self.away(&here, cells) };
-                let closes = stage == Stage::Open && (is_whole || word::groups(word, size) > group);
+                let closes = stage == TicketStage::Open && (is_whole || word::groups(word, size) > group);
                 // A rank says that it leaves before it draws its last ticket, and that before it shows its entry.
-                let has_ticket = closes || matches!(stage, Stage::Gathering { .. });
+                let has_ticket = closes || matches!(stage, TicketStage::Gathering { .. });
                 let leaves = has_ticket || gone.len() > word::leavers(word) as usize;
                 // Of a group that takes no more members, one that is here may have to close it.
                 let closers = here.into_iter().filter(|&rank| closes && rank != self.plan.me());
@@ -379,26 +378,26 @@ impl Machine {
 
     /// When the machine wants to be polled although nothing happened.
     pub(crate) fn next_timer(&self) -> Option<Time> {
-        self.expires_at.filter(|_| self.stage == Stage::Open)
+        self.expires_at.filter(|_| self.stage == TicketStage::Open)
     }
 
-    fn ask(&mut self, op: Op, stage: Stage) {
+    fn ask(&mut self, op: TicketOp, stage: TicketStage) {
         debug_assert!(self.op.is_none());
         self.op = Some(op);
         self.stage = stage;
     }
 
-    fn change(&mut self, cell: usize, atomic: Atomic, stage: Stage) {
-        self.ask(Op::Atomic { cell, atomic }, stage);
+    fn change(&mut self, cell: usize, atomic: Atomic, stage: TicketStage) {
+        self.ask(TicketOp::Atomic { cell, atomic }, stage);
     }
 
-    fn write(&mut self, (cell, values): (usize, [u64; 2]), seen: bool, stage: Stage) {
-        self.ask(Op::StorePair { cell, values, seen }, stage);
+    fn write(&mut self, (cell, values): (usize, [u64; 2]), seen: bool, stage: TicketStage) {
+        self.ask(TicketOp::StorePair { cell, values, seen }, stage);
     }
 
-    fn change_own_claim(&mut self, atomic: Atomic, stage: Stage) {
+    fn change_own_claim(&mut self, atomic: Atomic, stage: TicketStage) {
         let rank = self.plan.me();
-        self.ask(Op::Atomic { cell: self.plan.claim(rank), atomic }, stage);
+        self.ask(TicketOp::Atomic { cell: self.plan.claim(rank), atomic }, stage);
     }
 
     /// This rank has its own register, if registers are lent.
@@ -406,7 +405,7 @@ impl Machine {
         if self.member.leaving {
             // Closers stop to look for this rank, at the latest when its last group has formed, and none misses it.
             let (cell, bit) = self.plan.gone(self.plan.me());
-            self.change(cell, Atomic::FetchAdd(bit), Stage::Departing);
+            self.change(cell, Atomic::FetchAdd(bit), TicketStage::Departing);
         } else {
             self.draw();
         }
@@ -414,16 +413,16 @@ impl Machine {
 
     fn draw(&mut self) {
         let atomic = Atomic::FetchAdd(word::addend(self.member.leaving));
-        self.change(self.plan.tickets(), atomic, Stage::Drawing);
+        self.change(self.plan.tickets(), atomic, TicketStage::Drawing);
     }
 
     fn drawn(&mut self, before: u64) {
         self.ticket = Ticket::of(before, self.member.leaving, self.plan.ranks(), self.plan.size());
         if self.plan.lends() && !self.member.leaving {
             self.claim = claim::of(self.ticket.seat.group);
-            self.change_own_claim(Atomic::CompareSwap { expect: claim::INSIDE, new: self.claim }, Stage::Naming);
+            self.change_own_claim(Atomic::CompareSwap { expect: claim::INSIDE, new: self.claim }, TicketStage::Naming);
         } else {
-            self.stage = Stage::AwaitRecord;
+            self.stage = TicketStage::AwaitRecord;
         }
     }
 
@@ -431,22 +430,22 @@ impl Machine {
     fn show(&mut self, cells: &impl Cells) {
         let record = self.plan.record(self.ticket.seat.group);
         if record.is_free(cells) || self.plan.fault(Fault::ReuseRecord) {
-            self.write(record.entry(self.ticket.seat.index, self.member), false, Stage::Showing);
+            self.write(record.entry(self.ticket.seat.index, self.member), false, TicketStage::Showing);
         }
     }
 
     fn entry_is_there(&mut self) {
         let (taken, size) = (self.ticket.seat.index + 1, self.plan.size());
         match self.ticket.duty {
-            Duty::Close => self.stage = Stage::Gathering { seats: size },
+            Duty::Close => self.stage = TicketStage::Gathering { seats: size },
             Duty::CloseEarly if !self.plan.fault(Fault::NoTail) => {
                 let free = u64::from(size - taken);
                 let atomic = Atomic::CompareSwap { expect: self.ticket.word, new: self.ticket.word.wrapping_add(free) };
                 let careless = self.plan.fault(Fault::CloseByAdd);
                 let atomic = if careless { Atomic::FetchAdd(free) } else { atomic };
-                self.change(self.plan.tickets(), atomic, Stage::ClosingEarly);
+                self.change(self.plan.tickets(), atomic, TicketStage::ClosingEarly);
             }
-            Duty::Wait | Duty::CloseEarly => self.stage = Stage::Open,
+            Duty::Wait | Duty::CloseEarly => self.stage = TicketStage::Open,
         }
     }
 
@@ -454,7 +453,8 @@ impl Machine {
         let is_closer = found == self.ticket.word || self.plan.fault(Fault::CloseByAdd);
         self.stats.closed_early += u64::from(is_closer);
         // If not, a later arrival closes.
-        self.stage = if is_closer { Stage::Gathering { seats: self.ticket.seat.index + 1 } } else { Stage::Open };
+        self.stage =
+            if is_closer { TicketStage::Gathering { seats: self.ticket.seat.index + 1 } } else { TicketStage::Open };
     }
 
     /// Looks for the cut, and at the deadline.
@@ -469,11 +469,11 @@ impl Machine {
     /// Closes the group at its deadline, if the tickets are still `word`.
     fn expire(&mut self, word: u64) {
         if let Some((atomic, _)) = word::closing(word, self.ticket.seat.group, self.plan.size()) {
-            self.change(self.plan.tickets(), atomic, Stage::Expiring { word });
+            self.change(self.plan.tickets(), atomic, TicketStage::Expiring { word });
         } else {
             // Another rank closes it.
             self.expires_at = None;
-            self.stage = Stage::Open;
+            self.stage = TicketStage::Open;
         }
     }
 
@@ -481,7 +481,7 @@ impl Machine {
         match word::closing(expected, self.ticket.seat.group, self.plan.size()) {
             Some((_, seats)) if found == expected => {
                 self.stats.expired += 1;
-                self.stage = Stage::Gathering { seats };
+                self.stage = TicketStage::Gathering { seats };
             }
             _ => self.expire(found),
         }
@@ -491,14 +491,14 @@ impl Machine {
     /// a member that came and computes, or that has less of a processor.
     fn formed(&mut self) {
         if self.cut.contributors().next().is_some() {
-            self.count_in_record(Record::taken, Stage::Taking);
+            self.count_in_record(Record::taken, TicketStage::Taking);
         } else {
             self.release();
         }
     }
 
     /// Adds one to a cell of the group's record.
-    fn count_in_record(&mut self, cell: impl Fn(Record) -> usize, stage: Stage) {
+    fn count_in_record(&mut self, cell: impl Fn(Record) -> usize, stage: TicketStage) {
         self.change(cell(self.plan.record(self.cut.group)), Atomic::FetchAdd(1), stage);
     }
 
@@ -510,15 +510,15 @@ impl Machine {
     }
 
     fn release(&mut self) {
-        self.count_in_record(Record::releases, Stage::Releasing);
+        self.count_in_record(Record::releases, TicketStage::Releasing);
     }
 
     fn released(&mut self, before: u64) {
         if before.wrapping_add(1) == self.cut.members.len() as u64 {
             // What follows has to find the counts.
-            self.write(self.plan.record(self.cut.group).clear(), true, Stage::Clearing);
+            self.write(self.plan.record(self.cut.group).clear(), true, TicketStage::Clearing);
         } else {
-            self.stage = Stage::Over;
+            self.stage = TicketStage::Over;
         }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! This is the Partial Reduce of the P-Reduce paper (Miao et al., SIGMOD 2021), without its controller. There a server
 //! queues the arrivals, forms groups and answers each member. Here an arrival draws a ticket by one fetch-add, and the
-//! ticket says its group and its seat ([`word`]). [`Machine`] is one rank's part: a state machine without I/O, threads
-//! or a clock. A driver carries out its [`Op`]s, tells it what they found, and polls it with a view of the cells.
+//! ticket says its group and its seat ([`word`]). [`TicketMachine`] is one rank's part: a state machine without I/O, threads
+//! or a clock. A driver carries out its [`TicketOp`]s, tells it what they found, and polls it with a view of the cells.
 //!
 //! # The stages of an arrival
 //! 1. It draws a ticket. Tickets divide into groups of S seats.
@@ -35,8 +35,8 @@
 //! - It carries out one operation at a time and reports it when it has taken effect. Each one may let other ranks go on:
 //!   it wakes those that sleep.
 //! - It polls a machine with a view of the cells that is no older than the machine's last operation. Of such a view,
-//!   [`Machine::watches`] says which cells have to be that new.
-//! - Others use the cells until [`Plan::is_over`], also those of a rank that has left.
+//!   [`TicketMachine::watches`] says which cells have to be that new.
+//! - Others use the cells until [`TicketPlan::is_over`], also those of a rank that has left.
 //!
 //! # Several hosts
 //! All cells lie at the host of rank 0, the home. Each host has the data of its own ranks. A member reads what lies on other
@@ -60,10 +60,10 @@ mod tests;
 mod word;
 
 pub(crate) use areas::Areas;
-pub(crate) use driver::{Driver, Mean, Memory};
-pub(crate) use engine::Engine;
-pub(crate) use machine::Machine;
-pub(crate) use plan::{Plan, Terms};
+pub(crate) use driver::{Mean, Memory, TicketDriver};
+pub(crate) use engine::TicketEngine;
+pub(crate) use machine::TicketMachine;
+pub(crate) use plan::{TicketPlan, TicketTerms};
 
 /// What a rank did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

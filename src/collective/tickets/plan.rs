@@ -25,7 +25,7 @@ const FIRST_GONE: usize = LINE;
 
 /// What a collective with groups by tickets is made of.
 #[derive(Clone, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct TicketTerms {
     pub(crate) me: u32,
     pub(crate) ranks: u32,
     /// Ranks that make a group.
@@ -40,32 +40,32 @@ pub(crate) struct Terms {
 }
 
 #[cfg(test)]
-impl Terms {
+impl TicketTerms {
     /// Those of rank 0 in a world without deadline and lenders.
     pub(super) fn sample(ranks: u32, size: u32) -> Self {
-        Terms { me: 0, ranks, size, deadline: None, lends: false, segments: 1, fault: None }
+        TicketTerms { me: 0, ranks, size, deadline: None, lends: false, segments: 1, fault: None }
     }
 }
 
 /// The same with what follows from it.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
-    terms: Terms,
+pub(crate) struct TicketPlan {
+    terms: TicketTerms,
     records: u64,
     window: u64,
 }
 
-impl Plan {
+impl TicketPlan {
     /// # Panics
     /// If groups have fewer than two seats, or there are more ranks than entries can name.
-    pub(crate) fn new(terms: Terms) -> Self {
+    pub(crate) fn new(terms: TicketTerms) -> Self {
         assert!(terms.size >= 2, "a group of one rank averages nothing");
         assert!(terms.ranks >= 1 && terms.ranks <= record::MOST_RANKS && terms.size <= record::MOST_RANKS);
         assert!(terms.me < terms.ranks && terms.segments >= 1);
         let sweep = u64::from(terms.ranks.div_ceil(terms.size));
         let window = isolation::horizon(terms.ranks, terms.size);
         let records = if terms.lends { window + 2 * sweep } else { 4 * sweep };
-        Plan { terms, records, window }
+        TicketPlan { terms, records, window }
     }
 
     /// The same with another number of records. One is enough for every arrival to end.
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn cells_are_apart() {
         for (ranks, size, lends) in [(1, 2, false), (8, 3, true), (70, 2, true), (129, 64, false)] {
-            let plan = Plan::new(Terms { lends, ..Terms::sample(ranks, size) });
+            let plan = TicketPlan::new(TicketTerms { lends, ..TicketTerms::sample(ranks, size) });
             let mut seen = HashSet::from([plan.tickets()]);
             for rank in 0..ranks {
                 let (cell, bit) = plan.gone(rank);

@@ -68,7 +68,7 @@ pub(crate) struct Member {
     pub(crate) leaving: bool,
 }
 
-impl Cut {
+impl GroupCut {
     /// The members that bring data, in the order of reduction.
     pub(crate) fn contributors(&self) -> impl Iterator<Item = &Member> + Clone {
         self.members.iter().filter(|member| !member.leaving)
@@ -107,7 +107,7 @@ fn of_group(group: u64, value: u64) -> Option<u64> {
 
 /// A group that has formed: the same for all its members.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
-pub(crate) struct Cut {
+pub(crate) struct GroupCut {
     pub(crate) group: u64,
     /// In the order of reduction: ascending by rank.
     pub(crate) members: Vec<Member>,
@@ -159,7 +159,7 @@ impl Record {
     }
 
     /// Reads the entries of the first seats, which are there. There is no lender.
-    pub(super) fn read(self, seats: u32, cut: &mut Cut, cells: &impl Cells) {
+    pub(super) fn read(self, seats: u32, cut: &mut GroupCut, cells: &impl Cells) {
         cut.group = self.group;
         cut.lender = None;
         cut.members.clear();
@@ -170,7 +170,7 @@ impl Record {
     }
 
     /// Reads the cut, if it is published and its entries are seen, too.
-    pub(super) fn learn(self, cut: &mut Cut, cells: &impl Cells) -> bool {
+    pub(super) fn learn(self, cut: &mut GroupCut, cells: &impl Cells) -> bool {
         let is_seen = |&seats: &u32| (0..seats).all(|index| self.rank_at(index, cells).is_some());
         let Some(seats) = self.published(cells).filter(is_seen) else { return false };
         self.read(seats, cut, cells);
@@ -179,7 +179,7 @@ impl Record {
     }
 
     /// The cell and the values that publish a cut.
-    pub(super) fn cut(self, cut: &Cut) -> (usize, [u64; 2]) {
+    pub(super) fn cut(self, cut: &GroupCut) -> (usize, [u64; 2]) {
         let lender = cut.lender.map_or(0, |rank| u64::from(rank) + 1);
         (self.first + LENDER, [tagged(self.group, lender), tagged(self.group, cut.members.len() as u64)])
     }
@@ -284,12 +284,12 @@ mod tests {
             let cells = cells.to_vec();
             move |cell: usize| cells[cell]
         };
-        let mut cut = Cut::default();
+        let mut cut = GroupCut::default();
         assert!(!record.learn(&mut cut, &view(&cells)));
         record.read(3, &mut cut, &view(&cells));
         cut.lender = Some(0);
         store(&mut cells, record.cut(&cut));
-        let mut other = Cut::default();
+        let mut other = GroupCut::default();
         assert!(record.learn(&mut other, &view(&cells)) && other == cut);
         assert!(other.members.iter().map(|member| member.rank).eq([0, 4, 7]));
         assert!(!later.learn(&mut other, &view(&cells)));

@@ -10,7 +10,7 @@ mod world;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::Terms;
+use super::TicketTerms;
 use crate::fault::Fault;
 use crate::tier::by_tier;
 use world::{Checked, Log, Step, World, ensure};
@@ -78,7 +78,7 @@ fn schedule_with(seed: u64, fault: Option<Fault>, may_die: bool) -> Checked<(Wor
     // Few have ranks in more than one cell of those that left.
     let ranks = if rng.random_ratio(1, 200) { rng.random_range(33..=70) } else { rng.random_range(1..=17) };
     let size = rng.random_range(2..=ranks.max(2));
-    let terms = Terms {
+    let terms = TicketTerms {
         me: 0,
         ranks,
         size,

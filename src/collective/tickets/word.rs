@@ -33,7 +33,7 @@ pub(super) fn addend(leaving: bool) -> u64 {
 
 /// A place in a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub(crate) struct Seat {
+pub(crate) struct GroupSeat {
     pub(crate) group: u64,
     pub(crate) index: u32,
 }
@@ -53,7 +53,7 @@ pub(super) enum Duty {
 /// What an arrival draws.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub(super) struct Ticket {
-    pub(super) seat: Seat,
+    pub(super) seat: GroupSeat,
     pub(super) duty: Duty,
     /// The cell as the own addition has left it.
     pub(super) word: u64,
@@ -64,7 +64,8 @@ impl Ticket {
     /// has written where it must not.
     pub(super) fn of(before: u64, leaving: bool, ranks: u32, size: u32) -> Self {
         let word = before.wrapping_add(addend(leaving));
-        let seat = Seat { group: tickets(before) / u64::from(size), index: (tickets(before) % u64::from(size)) as u32 };
+        let seat =
+            GroupSeat { group: tickets(before) / u64::from(size), index: (tickets(before) % u64::from(size)) as u32 };
         let (taken, active) = (seat.index + 1, ranks.saturating_sub(leavers(word)));
         let duty = match taken {
             _ if taken == size => Duty::Close,
@@ -99,7 +100,7 @@ mod tests {
             let mut word = 0;
             for number in 0..20 {
                 let ticket = Ticket::of(word, false, 8, size);
-                let seat = Seat { group: number / u64::from(size), index: (number % u64::from(size)) as u32 };
+                let seat = GroupSeat { group: number / u64::from(size), index: (number % u64::from(size)) as u32 };
                 let duty = if seat.index + 1 == size { Duty::Close } else { Duty::Wait };
                 assert_eq!((ticket.seat, ticket.duty, ticket.word), (seat, duty, word + 1));
                 word = ticket.word;

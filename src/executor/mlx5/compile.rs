@@ -21,7 +21,7 @@
 use std::collections::BTreeMap;
 
 use super::wqe::{Condition, Element, Location, Miss, Operation, Payload, Report, WaitWord};
-use crate::trigger::{Action, Buffer, Chunk, Place, Program, Role, Signal};
+use crate::trigger::{Action, Buffer, Chunk, Program, RankBuffer, Role, Signal};
 
 /// Why a NIC cannot run a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -59,14 +59,14 @@ pub trait Wiring {
     /// One of the rank's buffers.
     fn own(&self, buffer: Buffer) -> Location;
     /// A buffer of another rank.
-    fn there(&self, place: Place) -> Location;
+    fn there(&self, place: RankBuffer) -> Location;
 }
 
 /// An element of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Signal { input: u32 },
-    Put { from: Buffer, to: Place, chunk: Chunk, input: u32 },
+    Put { from: Buffer, to: RankBuffer, chunk: Chunk, input: u32 },
 }
 
 /// A queue pair from a rank to a counter.
@@ -152,7 +152,7 @@ impl Lanes {
         Ok(lanes)
     }
 
-    fn signal_of_put(&self, operation: usize, to: &Place, then: &[Signal]) -> Result<Signal, Unsupported> {
+    fn signal_of_put(&self, operation: usize, to: &RankBuffer, then: &[Signal]) -> Result<Signal, Unsupported> {
         let (sent, others): (Vec<&Signal>, Vec<&Signal>) =
             then.iter().partition(|signal| (signal.rank, signal.counter) == (self.rank, Role::Sent));
         match others[..] {

@@ -14,7 +14,9 @@ use super::host::{Number, What};
 use super::mock::Mock;
 use super::wqe::{Element, Location};
 use crate::tier::by_tier;
-use crate::trigger::{Action, Buffer, Cards, Place, Profile, Program, Request, Role, Schedule, Signal, Start, compile};
+use crate::trigger::{
+    Action, Buffer, Cards, Profile, Program, RankBuffer, Request, Role, Schedule, Signal, Start, compile,
+};
 use software::Software;
 
 /// Bytes of a contribution: three cache lines.
@@ -61,7 +63,7 @@ impl Wiring for Names<'_> {
         self.own.buffers[&buffer]
     }
 
-    fn there(&self, place: Place) -> Location {
+    fn there(&self, place: RankBuffer) -> Location {
         self.all[place.rank as usize].buffers[&place.buffer]
     }
 }

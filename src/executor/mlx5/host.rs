@@ -37,7 +37,7 @@ pub enum What {
 
 /// An entry of a completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct CompletionEntry {
     /// The number of the queue pair.
     pub queue: u32,
     /// What it says.
@@ -73,7 +73,7 @@ pub(super) struct Region {
 pub(super) struct Completions {
     /// Entries before the first of `entries`.
     pub(super) before: u32,
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<CompletionEntry>,
 }
 
 /// How far an element is that has started.
@@ -147,7 +147,7 @@ impl Host {
     }
 
     pub(super) fn report(&mut self, completions: usize, queue: usize, what: What) {
-        let entry = Entry { queue: Number::new(0, queue).number, what };
+        let entry = CompletionEntry { queue: Number::new(0, queue).number, what };
         self.completions[completions].entries.push(entry);
     }
 

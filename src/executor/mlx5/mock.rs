@@ -17,7 +17,9 @@ use std::collections::VecDeque;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::host::{Completions, Entry, Host, Number, Progress, QueuePair, Region, Started, Syndrome, What, index};
+use super::host::{
+    CompletionEntry, Completions, Host, Number, Progress, QueuePair, Region, Started, Syndrome, What, index,
+};
 use super::ring::{Full, SendRing};
 use super::wqe::{BLOCK, Element, Fence, Location, Operation, Report};
 
@@ -154,7 +156,7 @@ impl Mock {
 
     /// The entries of a completion queue since it was made.
     #[must_use]
-    pub fn entries(&self, queue: Number) -> &[Entry] {
+    pub fn entries(&self, queue: Number) -> &[CompletionEntry] {
         &self.hosts[queue.host].completions[index(queue.number)].entries
     }
 

@@ -1,7 +1,7 @@
 //! The mock NICs: order, waits, wraps, additions, and what they refuse.
 #![forbid(unsafe_code)]
 
-use super::host::{Entry, Number, Syndrome, What};
+use super::host::{CompletionEntry, Number, Syndrome, What};
 use super::mock::Mock;
 use super::ring::Full;
 use super::wqe::{Condition, Element, Fence, Location, Miss, Operation, Payload, Report, WaitWord};
@@ -74,7 +74,10 @@ fn the_nic_sees_elements_when_the_doorbell_rings() {
     pair.mock.ring(pair.queues[0]);
     pair.mock.run();
     assert_eq!(pair.mock.load(1, pair.memory[1], 1), [7]);
-    assert_eq!(pair.mock.entries(pair.sent[0]), [Entry { queue: pair.queues[0].number, what: What::Sent(0) }]);
+    assert_eq!(
+        pair.mock.entries(pair.sent[0]),
+        [CompletionEntry { queue: pair.queues[0].number, what: What::Sent(0) }]
+    );
     assert!(pair.mock.is_drained(pair.queues[0]));
 }
 

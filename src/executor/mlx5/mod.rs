@@ -36,7 +36,7 @@ mod wqe;
 mod wqe_tests;
 
 pub use compile::{Lane, Lanes, Unsupported, Wiring};
-pub use host::{Entry, Number, Syndrome, What};
+pub use host::{CompletionEntry, Number, Syndrome, What};
 pub use mock::Mock;
 pub use ring::{Full, SendRing};
 pub use wqe::{BLOCK, Condition, Element, ElementError, Fence, Location, Miss, Operation, Payload, Report, WaitWord};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use super::engine::{Engine, Witnesses};
+use super::engine::{NetEngine, Witnesses};
 use super::fabric::{Neighbourhood, NetFabric, OverWire};
 use super::link::Link;
 use super::message::MOST_RANKS;
@@ -148,7 +148,7 @@ impl<F: OverWire> NetCandidate<F> {
         }
         let witnesses = Witnesses::new(places);
         let alarm = Alarm::new(rank, &secret.secret(), witnesses.of(rank));
-        let engine = Engine::new(rank, secret, link, peers, (witnesses, alarm), failed.clone());
+        let engine = NetEngine::new(rank, secret, link, peers, (witnesses, alarm), failed.clone());
         let provider = own_info.provider;
         F::warn(rank, &provider);
         let around = Neighbourhood { provider: provider.clone(), neighbours, host_names: host_names.clone(), patience };

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::channel::ring;
 use super::registration::{Purpose, Registered};
-use super::shared::{DOZE, Shared};
+use super::shared::{DOZE, NetShared};
 use super::wire::Wire;
 use crate::error::Result;
 use crate::fabric::memory::check_memory;
@@ -17,13 +17,13 @@ use crate::fabric::{
 
 #[derive(Debug)]
 pub(super) struct NetEndpoint<W: Wire> {
-    shared: Arc<Shared<W>>,
+    shared: Arc<NetShared<W>>,
     channel: u16,
     bell: Arc<OwnedFd>,
 }
 
 impl<W: Wire> NetEndpoint<W> {
-    pub(super) fn new(shared: Arc<Shared<W>>, channel: u16) -> Result<Self> {
+    pub(super) fn new(shared: Arc<NetShared<W>>, channel: u16) -> Result<Self> {
         let bell = shared.new_bell()?;
         shared.lock().channel(channel).is_open = true;
         Ok(NetEndpoint { shared, channel, bell })
@@ -116,13 +116,13 @@ impl<W: Wire> Endpoint for NetEndpoint<W> {
 /// Sleeps for several channels of a rank.
 #[derive(Debug)]
 pub(super) struct NetSleeper<W: Wire> {
-    shared: Arc<Shared<W>>,
+    shared: Arc<NetShared<W>>,
     /// When the delegated waits last ended for a look at memory.
     looked: Instant,
 }
 
 impl<W: Wire> NetSleeper<W> {
-    pub(super) fn new(shared: Arc<Shared<W>>) -> Self {
+    pub(super) fn new(shared: Arc<NetShared<W>>) -> Self {
         NetSleeper { shared, looked: Instant::now() }
     }
 }

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::endpoint::{NetEndpoint, NetSleeper};
-use super::engine::Engine;
-use super::shared::Shared;
+use super::engine::NetEngine;
+use super::shared::NetShared;
 use super::wire::{Telling, Wire};
 use crate::config::Patience;
 use crate::error::{Error, HostNames, Ranks, Result};
@@ -39,7 +39,7 @@ pub(in crate::fabric) struct NetFabric<W: Wire> {
     neighbours: Vec<u32>,
     host_names: HostNames,
     linger: Duration,
-    shared: Arc<Shared<W>>,
+    shared: Arc<NetShared<W>>,
     opened: AtomicU32,
     exchange: Turns,
     bell: Arc<OwnedFd>,
@@ -59,13 +59,13 @@ impl<W: Wire> NetFabric<W> {
     /// A world of these peers, of which none may be reached yet.
     pub(super) fn new(
         (rank, ranks): (u32, u32),
-        engine: Engine<W>,
+        engine: NetEngine<W>,
         failed: Arc<AtomicBool>,
         watch: Watch,
         Neighbourhood { provider, neighbours, host_names, patience }: Neighbourhood,
     ) -> Result<Self> {
         let Patience { silence, linger } = patience;
-        let shared = Shared::new(engine, failed, watch, silence)?;
+        let shared = NetShared::new(engine, failed, watch, silence)?;
         let bell = shared.new_bell()?;
         let attendant = shared.clone();
         let thread = thread::Builder::new()
@@ -108,7 +108,7 @@ impl<W: Wire> NetFabric<W> {
         let given = exchange.take(self, (operation, deadline), (longest, MOST_EXCHANGED), |turn| {
             let started = Instant::now();
             shared.visit().give(turn, to);
-            let complete = |engine: &Engine<W>| engine.not_gathered(turn).is_empty();
+            let complete = |engine: &NetEngine<W>| engine.not_gathered(turn).is_empty();
             loop {
                 let slice = deadline.min(Instant::now() + HEARTBEAT);
                 if shared.wait_until(0, bell, slice, complete) {
@@ -190,7 +190,7 @@ impl<W: Wire> NetFabric<W> {
     }
 
     #[cfg(test)]
-    pub(in crate::fabric) fn shared(&self) -> &Shared<W> {
+    pub(in crate::fabric) fn shared(&self) -> &NetShared<W> {
         &self.shared
     }
 
@@ -345,13 +345,13 @@ impl<T: OverWire> Fabric for T {
         let NetFabric { shared, bell, linger, .. } = world;
         // Peers end when all have said that they leave. They are needed until the operations of
         // this rank that are in flight have landed.
-        shared.wait_until(0, bell, now + *linger, Engine::has_settled);
+        shared.wait_until(0, bell, now + *linger, NetEngine::has_settled);
         shared.visit().announce_leave();
         // A slower rank may still ask for data in this rank's memory.
-        shared.wait_until(0, bell, now + *linger, Engine::have_all_left);
+        shared.wait_until(0, bell, now + *linger, NetEngine::have_all_left);
         // Acknowledge the last messages: no later message of this rank will.
         shared.visit().ack_all();
-        shared.wait_until(0, bell, Instant::now() + LEAVE_TIME, Engine::is_acked_by_all);
+        shared.wait_until(0, bell, Instant::now() + LEAVE_TIME, NetEngine::is_acked_by_all);
         let mut engine = shared.visit();
         engine.ack_all();
         engine.announce_end();
@@ -365,7 +365,7 @@ impl<T: OverWire> Fabric for T {
         } else {
             // Ranks of one process share the mappings of libfabric's `shm`: a last message to a
             // closed endpoint would go to unmapped memory.
-            shared.wait_until(0, bell, Instant::now() + LEAVE_TIME, Engine::have_all_ended);
+            shared.wait_until(0, bell, Instant::now() + LEAVE_TIME, NetEngine::have_all_ended);
         }
         world.stop();
     }

@@ -15,7 +15,7 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::channel::{clear_bell, ring};
-use super::engine::Engine;
+use super::engine::NetEngine;
 use super::suspects::{Evidence, STEP};
 use super::wire::{Watched, Wire};
 use crate::error::{Error, Result};
@@ -40,8 +40,8 @@ const ACK_DELAY: Duration = Duration::from_micros(200);
 const BEAT: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
-pub(in crate::fabric) struct Shared<W: Wire> {
-    engine: Mutex<Engine<W>>,
+pub(in crate::fabric) struct NetShared<W: Wire> {
+    engine: Mutex<NetEngine<W>>,
     rank: u32,
     failed: Arc<AtomicBool>,
     /// What devices change in this rank's memory ends no sleep.
@@ -63,14 +63,14 @@ fn bell(rank: u32) -> Result<OwnedFd> {
     eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(|cause| Error::os(rank, "make a bell", cause))
 }
 
-impl<W: Wire> Shared<W> {
+impl<W: Wire> NetShared<W> {
     pub(super) fn new(
-        engine: Engine<W>,
+        engine: NetEngine<W>,
         failed: Arc<AtomicBool>,
         watch: Watch,
         silence: Duration,
     ) -> Result<Arc<Self>> {
-        Ok(Arc::new(Shared {
+        Ok(Arc::new(NetShared {
             rank: engine.rank,
             bell: bell(engine.rank)?,
             sleeper_bell: Arc::new(bell(engine.rank)?),
@@ -85,12 +85,12 @@ impl<W: Wire> Shared<W> {
         }))
     }
 
-    pub(in crate::fabric) fn lock(&self) -> MutexGuard<'_, Engine<W>> {
+    pub(in crate::fabric) fn lock(&self) -> MutexGuard<'_, NetEngine<W>> {
         self.engine.lock()
     }
 
     /// Locks the engine for a caller that makes progress and will come back soon.
-    pub(super) fn visit(&self) -> MutexGuard<'_, Engine<W>> {
+    pub(super) fn visit(&self) -> MutexGuard<'_, NetEngine<W>> {
         let engine = self.lock();
         // Only the holder of the lock counts, so this needs no atomic addition.
         self.visits.store(self.visits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
@@ -217,7 +217,7 @@ impl<W: Wire> Shared<W> {
 
     /// Makes progress in a wait; says how long it may sleep then. Acknowledges what it has received
     /// if it has waited for some time: the next message of this rank usually carries the ack.
-    fn progress_in_wait(&self, begun: Instant, until: Instant) -> (MutexGuard<'_, Engine<W>>, Duration) {
+    fn progress_in_wait(&self, begun: Instant, until: Instant) -> (MutexGuard<'_, NetEngine<W>>, Duration) {
         let mut engine = self.visit();
         engine.progress();
         let now = Instant::now();
@@ -236,7 +236,7 @@ impl<W: Wire> Shared<W> {
         channel: u16,
         bell: &Arc<OwnedFd>,
         until: Instant,
-        holds: impl Fn(&Engine<W>) -> bool,
+        holds: impl Fn(&NetEngine<W>) -> bool,
     ) -> bool {
         loop {
             {

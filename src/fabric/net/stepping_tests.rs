@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::engine::Engine;
+use super::engine::NetEngine;
 use super::fabric::NetFabric;
 use super::link::Event;
 use super::sequence::WINDOW;
@@ -319,8 +319,8 @@ fn a_read_from_a_rank_that_left_ends<W: Wire>(make: Make<W>) {
 
 /// The next event of this kind at a rank. All other events, and those of its peer, are processed.
 fn next_event<W: Wire>(
-    engine: &mut Engine<W>,
-    peer: &mut Engine<W>,
+    engine: &mut NetEngine<W>,
+    peer: &mut NetEngine<W>,
     until: Instant,
     is_it: impl Fn(&Event) -> bool,
 ) -> Event {

@@ -21,7 +21,7 @@ use crate::units::Bytes;
 
 /// What the choice depends on of an entry of libfabric's list.
 #[derive(Clone, Debug)]
-struct Entry {
+struct Candidate {
     provider: String,
     device: String,
     /// The kernel counts its memory against the limit of locked memory.
@@ -31,9 +31,9 @@ struct Entry {
     is_remote: bool,
 }
 
-impl Entry {
+impl Candidate {
     fn of(info: Info<'_>) -> Self {
-        Entry {
+        Candidate {
             provider: info.provider().to_owned(),
             device: info.domain_name().to_owned(),
             locks_memory: locks_memory(info.provider(), info.domain().map_or(0, |domain| domain.mr_mode)),
@@ -72,15 +72,15 @@ struct Choice {
 }
 
 /// The entry that a rank takes, where the kernel lets it lock up to `limit` bytes; `None` if no entry has the device.
-fn choose(entries: &[Entry], settings: &OfiSettings, limit: Option<u64>) -> Option<Choice> {
+fn choose(entries: &[Candidate], settings: &OfiSettings, limit: Option<u64>) -> Option<Choice> {
     let limit = limit.filter(|&limit| limit < ENOUGH_LOCKED_MEMORY);
-    let exceeds = |entry: &Entry| limit.filter(|_| entry.locks_memory && settings.provider.is_none());
-    let has_device = |entry: &Entry| settings.device.as_deref().is_none_or(|device| device == entry.device);
+    let exceeds = |entry: &Candidate| limit.filter(|_| entry.locks_memory && settings.provider.is_none());
+    let has_device = |entry: &Candidate| settings.device.as_deref().is_none_or(|device| device == entry.device);
     let all = || entries.iter().enumerate().filter(|(_, entry)| has_device(entry));
-    let rank = |&(index, entry): &(usize, &Entry)| (exceeds(entry).is_some(), Reverse(entry.scope()), index);
+    let rank = |&(index, entry): &(usize, &Candidate)| (exceeds(entry).is_some(), Reverse(entry.scope()), index);
     let best = all().min_by_key(rank)?;
     // Other machines need not reach a rank whose job is on this one.
-    let is_inside = |&(_, entry): &(usize, &Entry)| {
+    let is_inside = |&(_, entry): &(usize, &Candidate)| {
         entry.provider == best.1.provider && entry.address.is_some_and(|at| at.is_loopback())
     };
     let (index, entry) = all().find(is_inside).filter(|_| settings.on_one_machine).unwrap_or(best);
@@ -146,7 +146,7 @@ pub(super) fn find(library: &Library, settings: &OfiSettings) -> Result<Found, S
             "libfabric has no device of {named} that can do this ({cause}){filter}; `earlybird info` lists what there is"
         )
     })?;
-    let entries: Vec<Entry> = list.iter().map(Entry::of).collect();
+    let entries: Vec<Candidate> = list.iter().map(Candidate::of).collect();
     let choice = choose(&entries, settings, LockedMemory::now().binding_limit());
     let choice = choice.ok_or_else(|| {
         // Several providers have the same ones.
@@ -195,15 +195,21 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn entry(provider: &str, device: &str, address: &str) -> Entry {
+    fn entry(provider: &str, device: &str, address: &str) -> Candidate {
         let pins = matches!(provider, "verbs;ofi_rxm" | "efa");
         let modes = if pins { (sys::FI_MR_LOCAL | sys::FI_MR_ALLOCATED) as i32 } else { 0 };
         let (locks_memory, address) = (locks_memory(provider, modes), address.parse().ok());
-        Entry { provider: provider.into(), device: device.into(), locks_memory, address, is_remote: provider != "shm" }
+        Candidate {
+            provider: provider.into(),
+            device: device.into(),
+            locks_memory,
+            address,
+            is_remote: provider != "shm",
+        }
     }
 
     /// As libfabric lists them on a host with an RDMA device.
-    fn rdma_host() -> Vec<Entry> {
+    fn rdma_host() -> Vec<Candidate> {
         vec![
             entry("verbs;ofi_rxm", "mlx5_0", "10.0.0.1"),
             entry("tcp;ofi_rxm", "eth0", "10.0.0.1"),
@@ -220,7 +226,7 @@ mod tests {
     }
 
     /// The entry that is taken, and what is passed over.
-    fn taken(entries: &[Entry], settings: &OfiSettings, limit: Option<u64>) -> (String, Option<String>) {
+    fn taken(entries: &[Candidate], settings: &OfiSettings, limit: Option<u64>) -> (String, Option<String>) {
         let choice = choose(entries, settings, limit).unwrap();
         (entries[choice.index].name(), choice.passed_over)
     }
@@ -264,7 +270,7 @@ mod tests {
     #[test]
     fn a_job_on_one_machine_listens_inside() {
         let (mut inside, host) = (OfiSettings { on_one_machine: true, ..OfiSettings::default() }, rdma_host());
-        let index = |settings: &OfiSettings, entries: &[Entry]| choose(entries, settings, None).unwrap().index;
+        let index = |settings: &OfiSettings, entries: &[Candidate]| choose(entries, settings, None).unwrap().index;
         assert_eq!(index(&inside, &host[1..]), 1);
         // A device is not left for a slower provider.
         assert_eq!(index(&inside, &host), 0);
@@ -278,7 +284,7 @@ mod tests {
     fn addresses_that_other_hosts_reach_come_first() {
         let any = OfiSettings::default();
         let at = |address: &str| entry("tcp;ofi_rxm", address, address);
-        let scope = |entries: &[Entry]| choose(entries, &any, None).map(|choice| (choice.index, choice.scope));
+        let scope = |entries: &[Candidate]| choose(entries, &any, None).map(|choice| (choice.index, choice.scope));
         assert_eq!(scope(&[at("127.0.0.1"), at("fe80::1"), at("10.0.0.1")]), Some((2, Scope::Anywhere)));
         assert_eq!(scope(&[at("127.0.0.1"), at("fe80::1")]), Some((1, Scope::Link)));
         let shm = [entry("shm", "shm", "")];

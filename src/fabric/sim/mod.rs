@@ -27,13 +27,13 @@ use crate::error::{Error, HostNames, Result};
 #[derive(Clone, Debug)]
 pub struct SimFabric {
     rank: u32,
-    net: Shared,
+    net: SimShared,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Shared(Arc<Mutex<Net>>);
+pub(crate) struct SimShared(Arc<Mutex<Net>>);
 
-impl Shared {
+impl SimShared {
     #[inline]
     pub(crate) fn lock(&self) -> MutexGuard<'_, Net> {
         self.0.lock()
@@ -44,11 +44,11 @@ impl SimFabric {
     /// A world whose ranks lie on `hosts` (dense numbers), with delays drawn from `seed`.
     #[must_use]
     pub fn world(hosts: &[u32], seed: u64) -> Vec<SimFabric> {
-        let net = Shared(Arc::new(Mutex::new(Net::new(hosts.to_vec(), seed))));
+        let net = SimShared(Arc::new(Mutex::new(Net::new(hosts.to_vec(), seed))));
         (0..hosts.len() as u32).map(|rank| SimFabric { rank, net: net.clone() }).collect()
     }
 
-    pub(crate) fn net(&self) -> Shared {
+    pub(crate) fn net(&self) -> SimShared {
         self.net.clone()
     }
 }
@@ -117,7 +117,7 @@ impl Fabric for SimFabric {
 struct SimEndpoint {
     id: usize,
     rank: u32,
-    net: Shared,
+    net: SimShared,
 }
 
 impl SimEndpoint {

@@ -69,18 +69,18 @@ struct State {
 enum Effect {
     /// Reads what will land then.
     Copy {
-        from: Place,
-        to: Place,
+        from: SimPlace,
+        to: SimPlace,
         len: u32,
         lands: Time,
     },
     Land {
-        to: Place,
+        to: SimPlace,
         bytes: Box<[u8]>,
     },
     Change {
         endpoint: u32,
-        cell: Place,
+        cell: SimPlace,
         set: bool,
         value: u64,
     },
@@ -99,7 +99,7 @@ enum Effect {
 #[derive(Debug)]
 struct Fetch {
     endpoint: usize,
-    cell: Place,
+    cell: SimPlace,
     expect: Option<u64>,
     value: u64,
     token: u64,
@@ -107,15 +107,15 @@ struct Fetch {
 
 /// Where something lies: a region, and bytes from its start.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct SimPlace {
     region: u32,
     offset: u32,
 }
 
-impl Place {
+impl SimPlace {
     /// The place `bytes` bytes after another one in a region, all of which can be addressed.
     fn behind(at: At, bytes: usize) -> Self {
-        Place { region: at.region.0, offset: (at.offset + bytes) as u32 }
+        SimPlace { region: at.region.0, offset: (at.offset + bytes) as u32 }
     }
 }
 
@@ -287,11 +287,11 @@ impl Net {
         (here && self.may(rank, region, Access::is_shared)).then(|| memory.window.clone())
     }
 
-    fn cell(&self, place: Place) -> &AtomicU64 {
+    fn cell(&self, place: SimPlace) -> &AtomicU64 {
         self.regions[place.region as usize].window.cell(place.offset as usize / size_of::<u64>())
     }
 
-    fn fetch(&self, cell: Place, expect: Option<u64>, value: u64) -> u64 {
+    fn fetch(&self, cell: SimPlace, expect: Option<u64>, value: u64) -> u64 {
         let cell = self.cell(cell);
         match expect {
             None => cell.fetch_add(value, Ordering::SeqCst),
@@ -301,7 +301,7 @@ impl Net {
         }
     }
 
-    fn bytes(&self, place: Place) -> (&Window, usize) {
+    fn bytes(&self, place: SimPlace) -> (&Window, usize) {
         (&self.regions[place.region as usize].window, place.offset as usize)
     }
 

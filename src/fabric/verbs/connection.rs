@@ -5,7 +5,7 @@ use earlybird_ffi::verbs::sys::{IBV_SEND_INLINE, IBV_SEND_SIGNALED};
 use earlybird_ffi::verbs::{Local, PostError, QueuePair, Remote, Request, Verb};
 
 use super::handshake::{End, Handshake, Hello, Reaction};
-use super::work::Work;
+use super::work::WorkRequest;
 use crate::time::Time;
 
 /// A reliable connection, or what will be one.
@@ -27,15 +27,15 @@ pub(super) struct Connection {
 
 /// A part of an operation: a request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part {
+pub(super) struct SendRequest {
     pub(super) verb: Verb,
     /// `None` for no data.
     pub(super) local: Option<Local>,
 }
 
-impl Part {
+impl SendRequest {
     pub(super) fn new(verb: Verb, local: Local) -> Self {
-        Part { verb, local: Some(local) }
+        SendRequest { verb, local: Some(local) }
     }
 }
 
@@ -90,11 +90,11 @@ impl Connection {
     /// Memory of the parts must live until the entry was read or the queue pair has ended; until
     /// then nothing else may change what they read, or use what they write.
     #[inline]
-    pub(super) unsafe fn post(&mut self, number: usize, parts: &[Part]) -> Result<(), Refusal> {
+    pub(super) unsafe fn post(&mut self, number: usize, parts: &[SendRequest]) -> Result<(), Refusal> {
         let posted = self.posted.wrapping_add(parts.len() as u16);
-        let id = Work::Operation { number, peer: self.peer, posted }.encode();
+        let id = WorkRequest::Operation { number, peer: self.peer, posted }.encode();
         // Each request of a connection that has failed has an entry, and an operation must have one.
-        let part_of_it = Work::Unsignaled { peer: self.peer, posted: self.posted }.encode();
+        let part_of_it = WorkRequest::Unsignaled { peer: self.peer, posted: self.posted }.encode();
         let (last, most_inline) = (parts.len().saturating_sub(1), self.pair.most_inline());
         let request = |index: usize| {
             let part = &parts[index];
@@ -115,7 +115,7 @@ impl Connection {
     pub(super) fn inject(&mut self, message: Local) -> Result<(), Refusal> {
         // Entries of the send queue are free again when a later request completes with an entry.
         let signaled = self.unsignaled >= self.room / 4;
-        let id = Work::Unsignaled { peer: self.peer, posted: self.posted.wrapping_add(1) }.encode();
+        let id = WorkRequest::Unsignaled { peer: self.peer, posted: self.posted.wrapping_add(1) }.encode();
         let flags = IBV_SEND_INLINE | if signaled { IBV_SEND_SIGNALED } else { 0 };
         let request = Request { id, verb: Verb::Send, local: Some(message), flags };
         // SAFETY: the device copies what is inline before the call returns.
@@ -130,7 +130,7 @@ impl Connection {
         if self.unsignaled == 0 {
             return;
         }
-        let id = Work::Unsignaled { peer: self.peer, posted: self.posted.wrapping_add(1) }.encode();
+        let id = WorkRequest::Unsignaled { peer: self.peer, posted: self.posted.wrapping_add(1) }.encode();
         // A write of no bytes needs no key.
         let verb = Verb::Write(Remote { address: 0, key: 0 });
         let request = Request { id, verb, local: None, flags: IBV_SEND_SIGNALED };

@@ -10,7 +10,7 @@ use super::address::Address;
 use super::code::Code;
 use super::handshake::Hello;
 use super::registration::{Failed, Registered, Registrar};
-use super::work::Work;
+use super::work::WorkRequest;
 use crate::fabric::net::{JobSecret, Purpose, Registered as _};
 use crate::seal::SEAL;
 
@@ -72,7 +72,7 @@ impl Hellos {
         let sealed = secret.sealed(USE, (hello.from, to), &hello.encode());
         self.memory.window().write(buffer * BUFFER, &sealed);
         let from = self.memory.local(buffer * BUFFER, sealed.len());
-        let id = Work::HelloSent { buffer }.encode();
+        let id = WorkRequest::HelloSent { buffer }.encode();
         // SAFETY: the buffer is taken until its entry was read, and the memory lives as long as the
         // queue pair, as handles do.
         let sent =
@@ -102,6 +102,6 @@ impl Hellos {
         let to = self.memory.local(buffer * BUFFER, BUFFER);
         // SAFETY: nothing reads the buffer before its entry was read, and the memory lives as long
         // as the queue pair.
-        unsafe { self.pair.post_receive(to, Work::Hello { buffer }.encode()) }.map_err(|cause| Code::of(&cause))
+        unsafe { self.pair.post_receive(to, WorkRequest::Hello { buffer }.encode()) }.map_err(|cause| Code::of(&cause))
     }
 }

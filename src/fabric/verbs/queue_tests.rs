@@ -11,7 +11,7 @@ use earlybird_ffi::verbs::{Event, Library, NO_COMPLETION};
 use super::fabric::VerbsFabric;
 use super::settings::{Depths, LEAST_SENDS};
 use super::stranger_tests::{World, library, names};
-use super::work::Work;
+use super::work::WorkRequest;
 use crate::config::{Patience, VerbsSettings};
 use crate::error::Error;
 use crate::fabric::net::stepping_tests::PATIENCE;
@@ -106,10 +106,10 @@ fn the_completion_queue_holds_all_that_can_complete() {
     let (mut receives, mut sends) = (0, [0; RANKS as usize]);
     let mut entries = [NO_COMPLETION];
     while wire.first.queue.poll(&mut entries).unwrap() > 0 {
-        match Work::decode(entries[0].wr_id).unwrap() {
-            Work::Receive { .. } => receives += 1,
-            Work::Operation { peer, .. } | Work::Unsignaled { peer, .. } => sends[peer as usize] += 1,
-            Work::Hello { .. } | Work::HelloSent { .. } => {}
+        match WorkRequest::decode(entries[0].wr_id).unwrap() {
+            WorkRequest::Receive { .. } => receives += 1,
+            WorkRequest::Operation { peer, .. } | WorkRequest::Unsignaled { peer, .. } => sends[peer as usize] += 1,
+            WorkRequest::Hello { .. } | WorkRequest::HelloSent { .. } => {}
         }
     }
     println!("{receives} receives of {}, {sends:?} sends of {}", depths.receives, depths.sends);

@@ -18,7 +18,7 @@ use super::device::Port;
 use super::events::{Broken, Events};
 use super::registration::{Failed, Registrar};
 use super::settings::{Depths, INLINE};
-use super::work::Work;
+use super::work::WorkRequest;
 use crate::error::Error;
 use crate::fabric::net::{Entry, Posted, Trouble, Watched};
 
@@ -122,7 +122,8 @@ impl Rail {
     /// Until its entry was read or the rail has ended, the memory must live and nothing may use it.
     pub(super) unsafe fn post_receive(&self, to: verbs::Local, number: usize) -> Result<(), Code> {
         // SAFETY: as the caller says.
-        unsafe { self.receive_queue.post(to, Work::Receive { number }.encode()) }.map_err(|cause| Code::of(&cause))
+        unsafe { self.receive_queue.post(to, WorkRequest::Receive { number }.encode()) }
+            .map_err(|cause| Code::of(&cause))
     }
 
     /// Goes on with handshakes, and reads the completion queue.
@@ -153,29 +154,29 @@ impl Rail {
 
     /// What a completion of anything but a receive means for those above, if it means something; and why the device does
     /// not take a buffer back, if it does not.
-    pub(super) fn process(&mut self, work: Work, completion: &ibv_wc) -> (Option<Entry>, Option<Code>) {
+    pub(super) fn process(&mut self, work: WorkRequest, completion: &ibv_wc) -> (Option<Entry>, Option<Code>) {
         let failed = completion.status != IBV_WC_SUCCESS;
         let reason = || self.queue.status_text(completion.status);
         let entry = match work {
-            Work::Operation { number, peer, posted } => {
+            WorkRequest::Operation { number, peer, posted } => {
                 Some(match self.connections.complete(peer, posted, failed.then_some(reason)) {
                     None => Entry::Done { number, len: 0 },
                     Some(reason) => Entry::Failed { number, reason: reason.to_owned() },
                 })
             }
-            Work::Unsignaled { peer, posted } => {
+            WorkRequest::Unsignaled { peer, posted } => {
                 let reason = self.connections.complete(peer, posted, failed.then_some(reason));
                 reason.map(|reason| Entry::Unreachable { peer, reason: reason.to_owned() })
             }
-            Work::HelloSent { buffer } => {
+            WorkRequest::HelloSent { buffer } => {
                 self.connections.hello_is_sent(buffer);
                 None
             }
-            Work::Hello { buffer } => {
+            WorkRequest::Hello { buffer } => {
                 let len = if failed { 0 } else { completion.byte_len as usize };
                 return (None, self.connections.hear(buffer, len).err());
             }
-            Work::Receive { .. } => None,
+            WorkRequest::Receive { .. } => None,
         };
         (entry, None)
     }

@@ -20,7 +20,7 @@ use super::hellos::Hellos;
 use super::registration::{REMOTE_ACCESS, Registered, Registrar};
 use super::settings;
 use super::wire::VerbsWire;
-use super::work::Work;
+use super::work::WorkRequest;
 use crate::config::VerbsSettings;
 use crate::error::Error;
 use crate::fabric::net::stepping_tests::{self, PATIENCE};
@@ -258,13 +258,13 @@ impl Introduced {
                 continue;
             }
             assert_eq!(entries[0].status, IBV_WC_SUCCESS);
-            match Work::decode(entries[0].wr_id) {
-                Some(Work::Hello { buffer }) => {
+            match WorkRequest::decode(entries[0].wr_id) {
+                Some(WorkRequest::Hello { buffer }) => {
                     let hello = self.hellos.received((buffer, entries[0].byte_len as usize), 1, secret);
                     self.hellos.post_receive(buffer).unwrap();
                     return Some(hello.unwrap());
                 }
-                Some(Work::HelloSent { buffer }) => self.hellos.sent(buffer),
+                Some(WorkRequest::HelloSent { buffer }) => self.hellos.sent(buffer),
                 other => panic!("{other:?}"),
             }
         }

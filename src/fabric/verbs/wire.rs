@@ -10,12 +10,12 @@ use earlybird_ffi::verbs::{self, Verb};
 
 use super::address::Address;
 use super::code::Code;
-use super::connection::{Connection, Part, Refusal};
+use super::connection::{Connection, Refusal, SendRequest};
 use super::device::Port;
 use super::rail::Rail;
 use super::registration::{self, Failed, REMOTE_ACCESS, REMOTE_ACCESS_TO_SECOND, Registered, Registrar};
 use super::settings::Depths;
-use super::work::Work;
+use super::work::WorkRequest;
 use crate::error::Ranks;
 use crate::fabric::Atomic;
 use crate::fabric::net::{
@@ -122,7 +122,7 @@ impl VerbsWire {
 
     /// # Safety
     /// As [`Connection::post`].
-    unsafe fn operate(&mut self, peer: u32, number: usize, parts: &[Part]) -> Posted<Code> {
+    unsafe fn operate(&mut self, peer: u32, number: usize, parts: &[SendRequest]) -> Posted<Code> {
         // SAFETY: as the caller says.
         self.at(peer, |connection| unsafe { connection.post(number, parts) })
     }
@@ -138,15 +138,15 @@ impl VerbsWire {
     /// What a completion of the first rail means for those above; `None` if nothing.
     fn process(&mut self, completion: &ibv_wc) -> Option<Entry> {
         let failed = completion.status != IBV_WC_SUCCESS;
-        match Work::decode(completion.wr_id)? {
-            Work::Receive { number } if failed => {
+        match WorkRequest::decode(completion.wr_id)? {
+            WorkRequest::Receive { number } if failed => {
                 Some(Entry::Failed { number, reason: self.first.queue.status_text(completion.status) })
             }
-            Work::Receive { number } if completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM => {
+            WorkRequest::Receive { number } if completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM => {
                 self.refused = self.post_receive(number).err().or(self.refused);
                 Some(verbs::immediate(completion).map_or(Entry::Nothing, |data| Entry::Landed(u64::from(data))))
             }
-            Work::Receive { number } => Some(Entry::Done { number, len: completion.byte_len as usize }),
+            WorkRequest::Receive { number } => Some(Entry::Done { number, len: completion.byte_len as usize }),
             work => {
                 let (entry, refused) = self.first.process(work, completion);
                 self.refused = refused.or(self.refused);
@@ -164,7 +164,7 @@ impl VerbsWire {
         }
         let rail = &mut self.second.as_mut()?.rail;
         while let Some(completion) = rail.next() {
-            let Some(work) = Work::decode(completion.wr_id) else { continue };
+            let Some(work) = WorkRequest::decode(completion.wr_id) else { continue };
             let (entry, refused) = rail.process(work, &completion);
             self.refused = refused.or(self.refused);
             if entry.is_some() {
@@ -220,8 +220,9 @@ impl SecondRail {
         // A device acknowledges a write that may still be on its way to memory, and what announces it goes by the other
         // device. A read of the last byte passes no write before it (PCI Express Base Specification, section 2.4.1).
         let last = Remote { address: to.address + (from.len as u64).saturating_sub(1), ..to };
-        let write = Part::new(Verb::Write(remote_of_second(to)), from.memory.local_of_second(from.offset, from.len));
-        let read = Part::new(Verb::Read(remote_of_second(last)), self.echo.local(0, 1));
+        let write =
+            SendRequest::new(Verb::Write(remote_of_second(to)), from.memory.local_of_second(from.offset, from.len));
+        let read = SendRequest::new(Verb::Read(remote_of_second(last)), self.echo.local(0, 1));
         // SAFETY: as the caller says; the echo lives as long as the rail, and nothing uses it.
         self.rail.at(peer, |connection| unsafe { connection.post(number, &[write, read]) })
     }
@@ -231,7 +232,7 @@ impl SecondRail {
     /// # Safety
     /// As [`Wire::read`].
     unsafe fn read(&mut self, peer: u32, (to, from): Ends<'_, Registered>, number: usize) -> Posted<Code> {
-        let part = Part::new(Verb::Read(remote_of_second(from)), to.memory.local_of_second(to.offset, to.len));
+        let part = SendRequest::new(Verb::Read(remote_of_second(from)), to.memory.local_of_second(to.offset, to.len));
         // SAFETY: as the caller says.
         self.rail.at(peer, |connection| unsafe { connection.post(number, &[part]) })
     }
@@ -277,7 +278,7 @@ impl Wire for VerbsWire {
     unsafe fn send(&mut self, peer: u32, from: Local<'_, Registered>, number: usize) -> Posted<Code> {
         let from = from.memory.local(from.offset, from.len);
         // SAFETY: as the caller says.
-        unsafe { self.operate(peer, number, &[Part::new(Verb::Send, from)]) }
+        unsafe { self.operate(peer, number, &[SendRequest::new(Verb::Send, from)]) }
     }
 
     fn most_injected(&self) -> usize {
@@ -309,7 +310,7 @@ impl Wire for VerbsWire {
         let to = remote(to);
         let verb = immediate.map_or(Verb::Write(to), |data| Verb::WriteWithImmediate(to, data as u32));
         // SAFETY: as the caller says.
-        unsafe { self.operate(peer, number, &[Part::new(verb, from.memory.local(from.offset, from.len))]) }
+        unsafe { self.operate(peer, number, &[SendRequest::new(verb, from.memory.local(from.offset, from.len))]) }
     }
 
     unsafe fn write_both(
@@ -324,7 +325,13 @@ impl Wire for VerbsWire {
         let [first, second] = places.map(|(from, to)| (from.memory.local(from.offset, from.len), remote(to)));
         let last = Verb::WriteWithImmediate(second.1, immediate as u32);
         // SAFETY: as the caller says.
-        unsafe { self.operate(peer, number, &[Part::new(Verb::Write(first.1), first.0), Part::new(last, second.0)]) }
+        unsafe {
+            self.operate(
+                peer,
+                number,
+                &[SendRequest::new(Verb::Write(first.1), first.0), SendRequest::new(last, second.0)],
+            )
+        }
     }
 
     fn atomicity(&self) -> Atomicity {
@@ -362,7 +369,8 @@ impl Wire for VerbsWire {
     ) -> Posted<Code> {
         let (cell, word) = (remote(cell), word.memory.local(word.offset, word.len));
         let wake = immediate.map(|data| Verb::WriteWithImmediate(cell, data as u32));
-        let data = data.map(|(from, to)| Part::new(Verb::Write(remote(to)), from.memory.local(from.offset, from.len)));
+        let data =
+            data.map(|(from, to)| SendRequest::new(Verb::Write(remote(to)), from.memory.local(from.offset, from.len)));
         let (change, wake) = match change {
             CellChange::Set(_) => (wake.unwrap_or(Verb::Write(cell)), None),
             // An atomic that changes nothing might still undo what the home sets meanwhile.
@@ -372,11 +380,11 @@ impl Wire for VerbsWire {
                 (Verb::CompareSwap { at: cell, expected, new }, wake)
             }
         };
-        let change = Part::new(change, word);
+        let change = SendRequest::new(change, word);
         // No fence: devices carry out the writes and atomics of a connection in order, and a rank
         // that is woken too early looks again after a heartbeat. A fenced request that Soft-RoCE has
         // to send again waits for ever, if an atomic behind it was sent, too (Linux 6.1).
-        let wake = wake.map(|verb| Part { verb, local: None });
+        let wake = wake.map(|verb| SendRequest { verb, local: None });
         // SAFETY: as the caller says.
         unsafe {
             match (data, wake) {
@@ -400,7 +408,7 @@ impl Wire for VerbsWire {
         }
         let to = to.memory.local(to.offset, to.len);
         // SAFETY: as the caller says.
-        unsafe { self.operate(peer, number, &[Part::new(Verb::Read(remote(from)), to)]) }
+        unsafe { self.operate(peer, number, &[SendRequest::new(Verb::Read(remote(from)), to)]) }
     }
 
     fn poll(&mut self) -> Result<(), Code> {

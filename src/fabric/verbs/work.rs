@@ -3,7 +3,7 @@
 
 /// The purpose of a work request, with what its completion must tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Work {
+pub(super) enum WorkRequest {
     /// A receive, by its number.
     Receive { number: usize },
     /// An operation to a peer, by its number, and the requests posted to that peer until then.
@@ -21,18 +21,18 @@ const KIND: u32 = 56;
 const PEER: u32 = 40;
 const POSTED: u32 = 24;
 
-impl Work {
+impl WorkRequest {
     pub(super) fn encode(self) -> u64 {
         let word = |kind: u64, peer: u32, posted: u16, number: usize| {
             debug_assert!(number < 1 << POSTED && peer < 1 << (KIND - PEER));
             kind << KIND | u64::from(peer) << PEER | u64::from(posted) << POSTED | number as u64
         };
         match self {
-            Work::Receive { number } => word(1, 0, 0, number),
-            Work::Operation { number, peer, posted } => word(2, peer, posted, number),
-            Work::Unsignaled { peer, posted } => word(3, peer, posted, 0),
-            Work::HelloSent { buffer } => word(4, 0, 0, buffer),
-            Work::Hello { buffer } => word(5, 0, 0, buffer),
+            WorkRequest::Receive { number } => word(1, 0, 0, number),
+            WorkRequest::Operation { number, peer, posted } => word(2, peer, posted, number),
+            WorkRequest::Unsignaled { peer, posted } => word(3, peer, posted, 0),
+            WorkRequest::HelloSent { buffer } => word(4, 0, 0, buffer),
+            WorkRequest::Hello { buffer } => word(5, 0, 0, buffer),
         }
     }
 
@@ -41,11 +41,11 @@ impl Work {
         let (peer, posted) = ((word >> PEER) as u32 & 0xFFFF, (word >> POSTED) as u16);
         let number = (word & ((1 << POSTED) - 1)) as usize;
         Some(match word >> KIND {
-            1 => Work::Receive { number },
-            2 => Work::Operation { number, peer, posted },
-            3 => Work::Unsignaled { peer, posted },
-            4 => Work::HelloSent { buffer: number },
-            5 => Work::Hello { buffer: number },
+            1 => WorkRequest::Receive { number },
+            2 => WorkRequest::Operation { number, peer, posted },
+            3 => WorkRequest::Unsignaled { peer, posted },
+            4 => WorkRequest::HelloSent { buffer: number },
+            5 => WorkRequest::Hello { buffer: number },
             _ => return None,
         })
     }
@@ -59,15 +59,15 @@ mod tests {
     fn work_survives_encoding() {
         for (number, peer, posted) in [(0, 0, 0), (0xFF_FFFF, 0xFFFF, u16::MAX), (5, 1, 2)] {
             for work in [
-                Work::Receive { number },
-                Work::Operation { number, peer, posted },
-                Work::Unsignaled { peer, posted },
-                Work::HelloSent { buffer: number },
-                Work::Hello { buffer: number },
+                WorkRequest::Receive { number },
+                WorkRequest::Operation { number, peer, posted },
+                WorkRequest::Unsignaled { peer, posted },
+                WorkRequest::HelloSent { buffer: number },
+                WorkRequest::Hello { buffer: number },
             ] {
-                assert_eq!(Work::decode(work.encode()), Some(work));
+                assert_eq!(WorkRequest::decode(work.encode()), Some(work));
             }
         }
-        assert_eq!([0, 6 << KIND, u64::MAX].map(Work::decode), [None; 3]);
+        assert_eq!([0, 6 << KIND, u64::MAX].map(WorkRequest::decode), [None; 3]);
     }
 }

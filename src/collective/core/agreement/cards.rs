@@ -51,7 +51,7 @@ fn has_everyone_left(Context { ledger, .. }: &Context) -> bool {
 
 /// How far an arrival is.
 #[derive(Clone, Copy, Debug, Hash)]
-pub(crate) enum Stage {
+pub(crate) enum CardStage {
     /// The token of the own gate of a round was asked for.
     Depositing { round: u64 },
     /// In the gate.
@@ -61,19 +61,25 @@ pub(crate) enum Stage {
 }
 
 impl Form for Slots {
-    type Stage = Stage;
+    type Stage = CardStage;
 
     fn has_room(&self, target: u64, _: &Movement, _: &mut Context, _: &impl Cells) -> bool {
         self.is_armed(target)
     }
 
-    fn enter(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, _: &impl Cells) {
+    fn enter(&mut self, arrival: &mut Arrival<CardStage>, _: &mut Movement, cx: &mut Context, _: &impl Cells) {
         self.revoke_token(arrival.target, arrival, cx);
     }
 
     /// As its record says.
     #[inline(never)]
-    fn learn(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) -> bool {
+    fn learn(
+        &mut self,
+        arrival: &mut Arrival<CardStage>,
+        _: &mut Movement,
+        cx: &mut Context,
+        cells: &impl Cells,
+    ) -> bool {
         let Some((round, wanted)) = self.expected(cx) else { return false };
         if !cx.read_record(round, cells) {
             return false;
@@ -89,8 +95,8 @@ impl Form for Slots {
 
     fn step(
         &mut self,
-        stage: Stage,
-        arrival: &mut Arrival<Stage>,
+        stage: CardStage,
+        arrival: &mut Arrival<CardStage>,
         _: Effort,
         _: &mut Movement,
         cx: &mut Context,
@@ -98,18 +104,18 @@ impl Form for Slots {
     ) {
         let fired = cx.ledger.fired();
         match stage {
-            Stage::Published if fired >= arrival.target => arrival.entered(cx),
-            Stage::Late { tried } if arrival.fits_gate(tried + 1, &cx.plan) => {
+            CardStage::Published if fired >= arrival.target => arrival.entered(cx),
+            CardStage::Late { tried } if arrival.fits_gate(tried + 1, &cx.plan) => {
                 self.revoke_token(tried + 1, arrival, cx);
             }
-            Stage::Late { tried } if fired >= tried && arrival.is_to_enter(cx) => arrival.enter_full_round(cx),
-            Stage::Depositing { .. } | Stage::Published | Stage::Late { .. } => {}
+            CardStage::Late { tried } if fired >= tried && arrival.is_to_enter(cx) => arrival.enter_full_round(cx),
+            CardStage::Depositing { .. } | CardStage::Published | CardStage::Late { .. } => {}
         }
     }
 
     /// Arms what can be armed.
     #[inline(never)]
-    fn work(&mut self, _: Effort, _: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) {
+    fn work(&mut self, _: Effort, _: &mut Arrival<CardStage>, cx: &mut Context, cells: &impl Cells) {
         let plan = &cx.plan;
         let is_over = |round: &u64| cells.load(plan.over(*round)) == *round;
         while let Some(round) = self.nearly_over(cx).filter(is_over) {
@@ -142,11 +148,11 @@ impl Form for Slots {
     }
 
     /// The token is out, or the gate was sealed.
-    fn answer(&mut self, _: Token, taken: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
-        let Some(Stage::Depositing { round }) = arrival.stage() else { return };
+    fn answer(&mut self, _: Token, taken: u64, arrival: &mut Arrival<CardStage>, cx: &mut Context) {
+        let Some(CardStage::Depositing { round }) = arrival.stage() else { return };
         let Arrival { target, made_for, part, buffer, weight, .. } = *arrival;
         if taken == 0 {
-            return arrival.refused(round, Stage::Late { tried: round }, cx);
+            return arrival.refused(round, CardStage::Late { tried: round }, cx);
         }
         let start = start_rule(&cx.plan);
         let starts = round == target && starts_alone(start, cx);
@@ -171,10 +177,17 @@ impl Form for Slots {
         if starts || matches!(start, Start::Everybody | Start::Count(_)) {
             self.signal_arrival(round, cx);
         }
-        arrival.enter(Stage::Published, &mut cx.outbox);
+        arrival.enter(CardStage::Published, &mut cx.outbox);
     }
 
-    fn missing(&self, arrival: &Arrival<Stage>, _: &Movement, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
+    fn missing(
+        &self,
+        arrival: &Arrival<CardStage>,
+        _: &Movement,
+        cx: &Context,
+        cells: &impl Cells,
+        missing: &mut RankSet,
+    ) {
         if arrival.target > cx.ledger.fired() {
             insert_absent(|rank| has_shown(rank, arrival.target, &cx.plan, cells), cx, missing);
         }
@@ -217,10 +230,10 @@ impl Slots {
     }
 
     /// Asks for the token of the own gate of `round`, once that is armed.
-    fn revoke_token(&self, round: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    fn revoke_token(&self, round: u64, arrival: &mut Arrival<CardStage>, cx: &mut Context) {
         if self.is_armed(round) {
             cx.outbox.program(ProgramOp::RevokeGateToken { round, token: Token::Deposit });
-            arrival.enter(Stage::Depositing { round }, &mut cx.outbox);
+            arrival.enter(CardStage::Depositing { round }, &mut cx.outbox);
         }
     }
 }

@@ -12,7 +12,7 @@ use super::super::context::Context;
 use super::super::entry::Part;
 use super::super::input::{Cells, Effort, Time};
 use super::super::movement::Movement;
-use super::super::op::{Interest, Op, ProgramOp, Token};
+use super::super::op::{Awaited, Op, ProgramOp, Token};
 use super::super::plan::Plan;
 use super::super::stats::Stats;
 use super::arrival::Arrival;
@@ -40,12 +40,12 @@ impl Hash for Gates {
 }
 
 /// The cells of a round's slot.
-struct Slot<'a, C> {
+struct RoundCells<'a, C> {
     plan: &'a Plan,
     cells: &'a C,
 }
 
-impl<C: Cells> SlotCells for Slot<'_, C> {
+impl<C: Cells> SlotCells for RoundCells<'_, C> {
     #[inline]
     fn load(&self, round: u64, cell: usize) -> u64 {
         self.cells.load(self.plan.program_cell(round, cell))
@@ -65,13 +65,13 @@ fn op(plan: &Plan, want: Want) -> Op {
         Want::Store { round, cell, value } => Op::Store { cell: plan.program_cell(round, cell), value },
         Want::Raise { round, cell } => Op::Raise { cell: plan.program_cell(round, cell), value: round },
         Want::Fence => Op::Fence,
-        Want::Call { most } => Op::Wake { most: most.unwrap_or(plan.helpers), interest: Interest::Outcome },
+        Want::Call { most } => Op::Wake { most: most.unwrap_or(plan.helpers), interest: Awaited::Outcome },
     }
 }
 
 /// How far an arrival is.
 #[derive(Clone, Copy, Debug, Hash)]
-pub(crate) enum Stage {
+pub(crate) enum GateStage {
     /// On its way into the own gate of a round.
     Depositing { round: u64, found: u64 },
     /// In the gate, and about to be counted.
@@ -90,19 +90,25 @@ pub(crate) enum Stage {
 }
 
 impl Form for Gates {
-    type Stage = Stage;
+    type Stage = GateStage;
 
     /// Hands the contribution in.
-    fn enter(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) {
+    fn enter(&mut self, arrival: &mut Arrival<GateStage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) {
         arrival.show_weight(cx);
         self.deposit_into(arrival.target, arrival, cx, cells);
     }
 
     /// If its outcome is complete.
     #[inline(never)]
-    fn learn(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) -> bool {
+    fn learn(
+        &mut self,
+        arrival: &mut Arrival<GateStage>,
+        _: &mut Movement,
+        cx: &mut Context,
+        cells: &impl Cells,
+    ) -> bool {
         let (plan, round) = (&cx.plan, cx.ledger.open());
-        if !cx.ledger.wants_next(plan) || !self.layout.is_complete(round, &Slot { plan, cells }) {
+        if !cx.ledger.wants_next(plan) || !self.layout.is_complete(round, &RoundCells { plan, cells }) {
             return false;
         }
         let record = plan.program_cell(round, self.layout.record());
@@ -115,8 +121,8 @@ impl Form for Gates {
 
     fn step(
         &mut self,
-        stage: Stage,
-        arrival: &mut Arrival<Stage>,
+        stage: GateStage,
+        arrival: &mut Arrival<GateStage>,
         effort: Effort,
         _: &mut Movement,
         cx: &mut Context,
@@ -124,54 +130,63 @@ impl Form for Gates {
     ) {
         let fired = cx.ledger.fired();
         match stage {
-            Stage::Counting | Stage::Open { .. } | Stage::Published if fired >= arrival.target => arrival.entered(cx),
-            Stage::Open { close_at, .. } if cx.now >= close_at => {
+            GateStage::Counting | GateStage::Open { .. } | GateStage::Published if fired >= arrival.target => {
+                arrival.entered(cx)
+            }
+            GateStage::Open { close_at, .. } if cx.now >= close_at => {
                 arrival.expired(cx);
                 self.initiate_now(arrival, cx, cells);
             }
-            Stage::Open { probe_at, pause, .. } if cx.now >= probe_at => {
+            GateStage::Open { probe_at, pause, .. } if cx.now >= probe_at => {
                 self.count_arrivals(Some((2 * pause).min(LAST_PROBE)), arrival, cx, cells);
             }
-            Stage::Counting => self.count_arrivals(None, arrival, cx, cells),
-            Stage::Starting => self.started(effort, arrival, cx, cells),
-            Stage::Late { tried } if arrival.fits_gate(tried + 1, &cx.plan) => {
+            GateStage::Counting => self.count_arrivals(None, arrival, cx, cells),
+            GateStage::Starting => self.started(effort, arrival, cx, cells),
+            GateStage::Late { tried } if arrival.fits_gate(tried + 1, &cx.plan) => {
                 self.deposit_into(tried + 1, arrival, cx, cells);
             }
-            Stage::Late { tried } if fired >= tried && arrival.is_to_enter(cx) => arrival.enter_full_round(cx),
+            GateStage::Late { tried } if fired >= tried && arrival.is_to_enter(cx) => arrival.enter_full_round(cx),
             _ => {}
         }
     }
 
     #[inline]
-    fn work(&mut self, effort: Effort, arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) {
+    fn work(&mut self, effort: Effort, arrival: &mut Arrival<GateStage>, cx: &mut Context, cells: &impl Cells) {
         if effort > Effort::Nothing && cx.outbox.is_empty() {
             self.run(effort, arrival, cx, cells);
         }
     }
 
-    fn answer(&mut self, token: Token, value: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    fn answer(&mut self, token: Token, value: u64, arrival: &mut Arrival<GateStage>, cx: &mut Context) {
         match token {
             Token::Swap => self.worker.answer(&self.layout, value, &mut |want| cx.outbox.push(op(&cx.plan, want))),
             _ => self.answered(value, arrival, cx),
         }
     }
 
-    fn missing(&self, arrival: &Arrival<Stage>, _: &Movement, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
+    fn missing(
+        &self,
+        arrival: &Arrival<GateStage>,
+        _: &Movement,
+        cx: &Context,
+        cells: &impl Cells,
+        missing: &mut RankSet,
+    ) {
         let target = arrival.target;
         if target <= cx.ledger.fired() {
             return;
         }
         if self.has_fired(cx, cells) {
             // They hold an operation of the round.
-            let slot = Slot { plan: &cx.plan, cells };
+            let slot = RoundCells { plan: &cx.plan, cells };
             self.layout.held(cx.ledger.open(), &slot).for_each(|rank| missing.insert(rank));
         } else {
             insert_absent(|rank| self.has_deposited(rank, target, &cx.plan, cells), cx, missing);
         }
     }
 
-    fn next_timer(&self, arrival: &Arrival<Stage>) -> Time {
-        let Some(Stage::Open { close_at, probe_at, .. }) = arrival.stage() else { return Time::MAX };
+    fn next_timer(&self, arrival: &Arrival<GateStage>) -> Time {
+        let Some(GateStage::Open { close_at, probe_at, .. }) = arrival.stage() else { return Time::MAX };
         close_at.min(probe_at)
     }
 
@@ -194,11 +209,11 @@ impl Gates {
 
     /// Runs what is there to be run.
     #[inline(never)]
-    fn run(&mut self, effort: Effort, arrival: &Arrival<Stage>, cx: &mut Context, cells: &impl Cells) {
+    fn run(&mut self, effort: Effort, arrival: &Arrival<GateStage>, cx: &mut Context, cells: &impl Cells) {
         let is_served = arrival.is_served(cx);
         let Gates { layout, worker, passed_on } = self;
         let (plan, ledger, round) = (&cx.plan, &cx.ledger, cx.ledger.open());
-        let slot = Slot { plan, cells };
+        let slot = RoundCells { plan, cells };
         if is_served && worker.owes_nothing() {
             // On its way out: a rank that is still here goes on with what was set off.
             // Also if it was woken for what others set off, and has no use for it.
@@ -206,7 +221,7 @@ impl Gates {
             let searches = effort == Effort::Search && !*passed_on;
             if left_over || (searches && layout.is_pending(round, &slot)) {
                 *passed_on = true;
-                cx.outbox.wake(1, Interest::Outcome);
+                cx.outbox.wake(1, Awaited::Outcome);
             }
             return;
         }
@@ -238,16 +253,16 @@ impl Gates {
     }
 
     /// Puts the contribution into the own gate of `round`: fresh if it was made for it.
-    fn deposit_into(&mut self, round: u64, arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) {
+    fn deposit_into(&mut self, round: u64, arrival: &mut Arrival<GateStage>, cx: &mut Context, cells: &impl Cells) {
         let found = cells.load(self.gate(cx.plan.me, round, &cx.plan));
         self.deposit(round, found, arrival, cx);
     }
 
-    fn deposit(&mut self, round: u64, found: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    fn deposit(&mut self, round: u64, found: u64, arrival: &mut Arrival<GateStage>, cx: &mut Context) {
         let gate = Gate(found).at(round);
         debug_assert!(Gate(found).round() <= round, "a gate of {} at {round}", Gate(found).round());
         if gate.is_closed() {
-            return arrival.refused(round, Stage::Late { tried: round }, cx);
+            return arrival.refused(round, GateStage::Late { tried: round }, cx);
         }
         let starts = round == arrival.target && starts_alone(self.layout.start, cx);
         let new = gate.with(|deposit| {
@@ -255,7 +270,7 @@ impl Gates {
             deposit.initiator |= starts;
         });
         self.swap_gate(round, found, new, cx);
-        arrival.enter(Stage::Depositing { round, found }, &mut cx.outbox);
+        arrival.enter(GateStage::Depositing { round, found }, &mut cx.outbox);
     }
 
     fn swap_gate(&self, round: u64, found: u64, new: Gate, cx: &mut Context) {
@@ -264,10 +279,10 @@ impl Gates {
     }
 
     /// The gate's answer to a deposit, or to the initiator's mark.
-    fn answered(&mut self, value: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    fn answered(&mut self, value: u64, arrival: &mut Arrival<GateStage>, cx: &mut Context) {
         let (target, part) = (arrival.target, arrival.part);
         match arrival.stage() {
-            Some(Stage::Depositing { round, found }) if value == found => {
+            Some(GateStage::Depositing { round, found }) if value == found => {
                 if part == Part::Fresh && round != target {
                     return arrival.placed(round, cx);
                 }
@@ -277,51 +292,51 @@ impl Gates {
                         if let Some((_, cell)) = self.layout.arrival(cx.plan.me) {
                             raise(round, cell, cx);
                         }
-                        look_after(Stage::Counting, arrival, cx);
+                        look_after(GateStage::Counting, arrival, cx);
                     }
                     start @ (Start::First | Start::Designated) if starts_alone(start, cx) => {
                         self.start_round(round, arrival, cx);
                     }
                     // Another rank starts it.
-                    Start::First | Start::Designated => arrival.enter(Stage::Published, &mut cx.outbox),
+                    Start::First | Start::Designated => arrival.enter(GateStage::Published, &mut cx.outbox),
                     Start::Everybody => self.let_in(round, arrival, cx),
                 }
             }
-            Some(Stage::Depositing { round, .. }) => {
+            Some(GateStage::Depositing { round, .. }) => {
                 let closed = Gate(value).at(round).is_closed();
                 let fresh = round == target && part != Part::Leaving;
                 cx.stats.late_while_closing += u64::from(closed && fresh);
                 self.deposit(round, value, arrival, cx);
             }
-            Some(Stage::Initiating { found }) if value == found => self.start_round(target, arrival, cx),
-            Some(Stage::Initiating { .. }) => self.initiate(value, arrival, cx),
+            Some(GateStage::Initiating { found }) if value == found => self.start_round(target, arrival, cx),
+            Some(GateStage::Initiating { .. }) => self.initiate(value, arrival, cx),
             _ => debug_assert!(false, "the gate answered in {arrival:?}"),
         }
     }
 
     /// This rank is an initiator and its mark is in its gate: sets the flood off.
-    fn start_round(&mut self, round: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    fn start_round(&mut self, round: u64, arrival: &mut Arrival<GateStage>, cx: &mut Context) {
         cx.stats.initiated += 1;
         arrival.unmeasured = Some(round);
         raise(round, self.layout.activation(cx.plan.me).1, cx);
-        look_after(Stage::Starting, arrival, cx);
+        look_after(GateStage::Starting, arrival, cx);
     }
 
     /// Synchronous: the own arrival closes the own gate, and the gates of those that left.
-    fn let_in(&mut self, round: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    fn let_in(&mut self, round: u64, arrival: &mut Arrival<GateStage>, cx: &mut Context) {
         for rank in 0..cx.plan.ranks {
             if rank == cx.plan.me || !cx.ledger.active().contains(rank) {
                 raise(round, self.layout.activation(rank).1, cx);
             }
         }
-        look_after(Stage::Starting, arrival, cx);
+        look_after(GateStage::Starting, arrival, cx);
     }
 
     /// What was raised is visible: notes what it set off, to be run when there is time for it.
-    fn started(&mut self, effort: Effort, arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) {
+    fn started(&mut self, effort: Effort, arrival: &mut Arrival<GateStage>, cx: &mut Context, cells: &impl Cells) {
         let Gates { layout, worker, .. } = self;
         let plan = &cx.plan;
-        let slot = Slot { plan, cells };
+        let slot = RoundCells { plan, cells };
         worker.moved(layout, layout.activation(plan.me).0, arrival.target, &slot);
         if layout.start == Start::Everybody {
             let left = |rank: &u32| *rank != plan.me && !cx.ledger.active().contains(*rank);
@@ -331,22 +346,22 @@ impl Gates {
         }
         if effort == Effort::Nothing {
             // A rank that has the time must learn of it.
-            cx.outbox.wake(1, Interest::Outcome);
+            cx.outbox.wake(1, Awaited::Outcome);
         }
-        arrival.enter(Stage::Published, &mut cx.outbox);
+        arrival.enter(GateStage::Published, &mut cx.outbox);
     }
 
     /// Whether enough have arrived, and if so, whether to wait for more.
     fn count_arrivals(
         &mut self,
         again: Option<u64>,
-        arrival: &mut Arrival<Stage>,
+        arrival: &mut Arrival<GateStage>,
         cx: &mut Context,
         cells: &impl Cells,
     ) {
         let (plan, layout, target) = (&cx.plan, &self.layout, arrival.target);
         debug_assert_eq!(target, cx.ledger.open());
-        let slot = Slot { plan, cells };
+        let slot = RoundCells { plan, cells };
         let arrived = layout.arrival(plan.me).map_or(0, |(counter, _)| layout.value(counter, target, &slot));
         let active = cx.ledger.active().len();
         let fires = match condition(cx) {
@@ -363,35 +378,35 @@ impl Gates {
             let pause = again.unwrap_or(FIRST_PROBE);
             let probe_at = if fires { Time::MAX } else { cx.now + pause };
             let close_at = arrival.closes_at(fires, cx);
-            arrival.enter(Stage::Open { close_at, probe_at, pause }, &mut cx.outbox);
+            arrival.enter(GateStage::Open { close_at, probe_at, pause }, &mut cx.outbox);
         }
     }
 
     /// Starts the round, also if the grace is over.
-    fn initiate_now(&mut self, arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) {
+    fn initiate_now(&mut self, arrival: &mut Arrival<GateStage>, cx: &mut Context, cells: &impl Cells) {
         let found = cells.load(self.gate(cx.plan.me, arrival.target, &cx.plan));
         self.initiate(found, arrival, cx);
     }
 
     /// Marks the own gate, and starts the round unless it has been started.
-    fn initiate(&mut self, found: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    fn initiate(&mut self, found: u64, arrival: &mut Arrival<GateStage>, cx: &mut Context) {
         let target = arrival.target;
         let gate = Gate(found).at(target);
         if gate.is_closed() {
-            return arrival.enter(Stage::Published, &mut cx.outbox);
+            return arrival.enter(GateStage::Published, &mut cx.outbox);
         }
         self.swap_gate(target, found, gate.with(|deposit| deposit.initiator = true), cx);
-        arrival.enter(Stage::Initiating { found }, &mut cx.outbox);
+        arrival.enter(GateStage::Initiating { found }, &mut cx.outbox);
     }
 
     /// Whether an operation of the next round is under way, or an own one of any round.
     pub(crate) fn is_pending(&self, Context { plan, ledger, .. }: &Context, cells: &impl Cells) -> bool {
-        !self.owes_nothing() || self.layout.is_pending(ledger.open(), &Slot { plan, cells })
+        !self.owes_nothing() || self.layout.is_pending(ledger.open(), &RoundCells { plan, cells })
     }
 
     /// Whether a task has given any of its signals.
     pub(crate) fn is_announced(&self, task: Task, Context { plan, .. }: &Context, cells: &impl Cells) -> bool {
-        let slot = Slot { plan, cells };
+        let slot = RoundCells { plan, cells };
         let given = |&(_, cell): &(u32, usize)| slot.load(task.round, cell) >= task.round;
         self.layout.rows[task.row as usize].then.iter().any(given)
     }
@@ -405,7 +420,7 @@ impl Gates {
 
     /// Cells that say which ranks claimed operations, all of whose effects have happened.
     pub(crate) fn spent_claims(&self, plan: &Plan, cells: &impl Cells) -> Vec<usize> {
-        let slot = Slot { plan, cells };
+        let slot = RoundCells { plan, cells };
         let mut spent = Vec::new();
         for first in 1..=plan.slots() {
             for (index, row) in self.layout.rows.iter().enumerate() {
@@ -422,7 +437,7 @@ impl Gates {
 
     /// Whether the next round has fired: any rank that is alive can complete it.
     pub(crate) fn has_fired(&self, Context { plan, ledger, .. }: &Context, cells: &impl Cells) -> bool {
-        self.layout.has_fired(ledger.open(), &Slot { plan, cells })
+        self.layout.has_fired(ledger.open(), &RoundCells { plan, cells })
     }
 }
 
@@ -431,7 +446,7 @@ fn raise(round: u64, cell: usize, cx: &mut Context) {
 }
 
 /// What was raised is looked at in the next stage, when it is visible to all.
-fn look_after(stage: Stage, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+fn look_after(stage: GateStage, arrival: &mut Arrival<GateStage>, cx: &mut Context) {
     cx.outbox.push(Op::Fence);
     arrival.enter(stage, &mut cx.outbox);
 }

@@ -21,7 +21,7 @@ use super::super::cut::Cut;
 use super::super::entry::{Entry, Part};
 use super::super::input::{Cells, Effort};
 use super::super::movement::Movement;
-use super::super::op::{Counted, Interest, Op};
+use super::super::op::{Awaited, Counted, Op};
 use super::super::plan::{BUFFERS, Plan};
 use super::super::tag::Tag;
 use super::Form;
@@ -129,7 +129,7 @@ impl Given {
     }
 
     /// The target has fired: the arrival is over, with a place in it or without.
-    fn fired(&self, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    fn fired(&self, arrival: &mut Arrival<GivenStage>, cx: &mut Context) {
         let (target, me) = (arrival.target, cx.plan.me);
         if cx.ledger.cut(target).holds(me, arrival.part) {
             return arrival.entered(cx);
@@ -167,7 +167,7 @@ impl Given {
 
 /// How far an arrival is.
 #[derive(Clone, Copy, Debug, Hash)]
-pub(crate) enum Stage {
+pub(crate) enum GivenStage {
     /// Shown to all.
     Shown,
     /// The last one, which its target lacks.
@@ -175,25 +175,31 @@ pub(crate) enum Stage {
 }
 
 impl Form for Given {
-    type Stage = Stage;
+    type Stage = GivenStage;
 
     /// Shows the arrival's tag. The last arrival shows it only for the round in which it leaves.
-    fn enter(&mut self, arrival: &mut Arrival<Stage>, movement: &mut Movement, cx: &mut Context, _: &impl Cells) {
+    fn enter(&mut self, arrival: &mut Arrival<GivenStage>, movement: &mut Movement, cx: &mut Context, _: &impl Cells) {
         if arrival.part == Part::Leaving {
             let Some(cut) = self.cut(arrival.target, cx) else { return };
             if !cut.holds(cx.plan.me, Part::Leaving) {
-                return arrival.enter(Stage::NotGiven, &mut cx.outbox);
+                return arrival.enter(GivenStage::NotGiven, &mut cx.outbox);
             }
         }
         arrival.show(movement, cx);
         // Any rank that sleeps may wait for this tag only.
         cx.outbox.push(Op::Fence);
-        cx.outbox.wake(u32::MAX, Interest::Outcome);
-        arrival.enter(Stage::Shown, &mut cx.outbox);
+        cx.outbox.wake(u32::MAX, Awaited::Outcome);
+        arrival.enter(GivenStage::Shown, &mut cx.outbox);
     }
 
     /// If its cut was given and all of it is here.
-    fn learn(&mut self, _: &mut Arrival<Stage>, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) -> bool {
+    fn learn(
+        &mut self,
+        _: &mut Arrival<GivenStage>,
+        movement: &mut Movement,
+        cx: &mut Context,
+        cells: &impl Cells,
+    ) -> bool {
         let round = cx.ledger.open();
         if self.cuts.is_empty() && cx.plan.fault(Fault::SecondCutInAStep) {
             self.cuts.extend(cut_of_tags(round, cx, cells));
@@ -217,8 +223,8 @@ impl Form for Given {
 
     fn step(
         &mut self,
-        stage: Stage,
-        arrival: &mut Arrival<Stage>,
+        stage: GivenStage,
+        arrival: &mut Arrival<GivenStage>,
         _: Effort,
         _: &mut Movement,
         cx: &mut Context,
@@ -226,13 +232,20 @@ impl Form for Given {
     ) {
         match stage {
             _ if cx.ledger.fired() < arrival.target => {}
-            Stage::Shown => self.fired(arrival, cx),
-            Stage::NotGiven => arrival.leave_again(cx),
+            GivenStage::Shown => self.fired(arrival, cx),
+            GivenStage::NotGiven => arrival.leave_again(cx),
         }
     }
 
     /// Members of the next cut whose tags are not here; or ranks that still read what its slot held before.
-    fn missing(&self, arrival: &Arrival<Stage>, _: &Movement, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
+    fn missing(
+        &self,
+        arrival: &Arrival<GivenStage>,
+        _: &Movement,
+        cx: &Context,
+        cells: &impl Cells,
+        missing: &mut RankSet,
+    ) {
         let (plan, round) = (&cx.plan, cx.ledger.open());
         if arrival.target < round {
             return;
@@ -245,8 +258,8 @@ impl Form for Given {
         }
     }
 
-    fn awaits(&self, what: Counted, stage: Stage, _: &Arrival<Stage>, _: &Context) -> bool {
-        matches!((what, stage), (Counted::Outcome, Stage::Shown))
+    fn awaits(&self, what: Counted, stage: GivenStage, _: &Arrival<GivenStage>, _: &Context) -> bool {
+        matches!((what, stage), (Counted::Outcome, GivenStage::Shown))
     }
 
     fn lacks_room(&self) -> bool {

@@ -93,7 +93,7 @@ fn table(plan: &Plan, start: Start, members: &[u32]) -> Table {
 
 /// How far an arrival is.
 #[derive(Clone, Copy, Debug, Hash)]
-pub(crate) enum Stage {
+pub(crate) enum RelayStage {
     /// In the gate; starts the round at this time, if no rank has.
     Open { close_at: Time },
     /// In the gate of a round that is started, or that another rank starts.
@@ -103,7 +103,7 @@ pub(crate) enum Stage {
 }
 
 impl Form for Relay {
-    type Stage = Stage;
+    type Stage = RelayStage;
 
     fn has_room(&self, target: u64, _: &Movement, cx: &mut Context, cells: &impl Cells) -> bool {
         target <= cx.ledger.fired()
@@ -116,20 +116,20 @@ impl Form for Relay {
     }
 
     /// Hands the contribution in.
-    fn enter(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, _: &impl Cells) {
+    fn enter(&mut self, arrival: &mut Arrival<RelayStage>, _: &mut Movement, cx: &mut Context, _: &impl Cells) {
         arrival.show_weight(cx);
         let target = arrival.target;
         if self.open_gate(cx) != target {
-            return arrival.refused(target, Stage::Late { tried: target }, cx);
+            return arrival.refused(target, RelayStage::Late { tried: target }, cx);
         }
         self.deposit(target, arrival, cx);
         match self.start {
             Start::Everybody => {
                 self.table.activate(&mut self.progress);
-                arrival.enter(Stage::Published, &mut cx.outbox);
+                arrival.enter(RelayStage::Published, &mut cx.outbox);
             }
             start @ (Start::First | Start::Designated) if starts_alone(start, cx) => self.initiate(arrival, cx),
-            Start::First | Start::Designated => arrival.enter(Stage::Published, &mut cx.outbox),
+            Start::First | Start::Designated => arrival.enter(RelayStage::Published, &mut cx.outbox),
             Start::Count(_) => {
                 let (counter, cell) = (self.counter(), cx.plan.arrived(target, cx.plan.me));
                 let value = Told { round: target, grace: arrival.pace.grace().unwrap_or(0) }.cell();
@@ -139,14 +139,20 @@ impl Form for Relay {
                     self.send(target, counter, None, (cell, value), cx);
                 }
                 let close_at = arrival.closes_at(false, cx);
-                arrival.enter(Stage::Open { close_at }, &mut cx.outbox);
+                arrival.enter(RelayStage::Open { close_at }, &mut cx.outbox);
             }
         }
     }
 
     /// If its outcome is complete.
     #[inline(never)]
-    fn learn(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) -> bool {
+    fn learn(
+        &mut self,
+        arrival: &mut Arrival<RelayStage>,
+        _: &mut Movement,
+        cx: &mut Context,
+        cells: &impl Cells,
+    ) -> bool {
         let round = cx.ledger.open();
         let early = cx.plan.fault(Fault::CompleteEarly) && self.table.has_run(&self.progress);
         if !early && !self.table.is_complete(&mut self.progress, is_given(round, cx, cells)) {
@@ -176,27 +182,29 @@ impl Form for Relay {
 
     fn step(
         &mut self,
-        stage: Stage,
-        arrival: &mut Arrival<Stage>,
+        stage: RelayStage,
+        arrival: &mut Arrival<RelayStage>,
         _: Effort,
         _: &mut Movement,
         cx: &mut Context,
         _: &impl Cells,
     ) {
         match stage {
-            Stage::Open { .. } | Stage::Published if cx.ledger.fired() >= arrival.target => arrival.entered(cx),
-            Stage::Open { close_at } if cx.now >= close_at => {
+            RelayStage::Open { .. } | RelayStage::Published if cx.ledger.fired() >= arrival.target => {
+                arrival.entered(cx)
+            }
+            RelayStage::Open { close_at } if cx.now >= close_at => {
                 arrival.expired(cx);
                 self.initiate(arrival, cx);
             }
-            Stage::Open { .. } | Stage::Published => {}
-            Stage::Late { tried } => self.find_a_gate(tried, arrival, cx),
+            RelayStage::Open { .. } | RelayStage::Published => {}
+            RelayStage::Late { tried } => self.find_a_gate(tried, arrival, cx),
         }
     }
 
     /// Runs what is due.
     #[inline(never)]
-    fn work(&mut self, effort: Effort, arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) {
+    fn work(&mut self, effort: Effort, arrival: &mut Arrival<RelayStage>, cx: &mut Context, cells: &impl Cells) {
         let is_here = |&(rank, _): &(u32, u64)| cells.load(cx.plan.released(rank)) != FOREVER;
         let before = self.departed.len();
         self.departed.retain(|departed| is_here(departed) && !cx.plan.fault(Fault::ForgetDeparted));
@@ -223,14 +231,21 @@ impl Form for Relay {
         }
     }
 
-    fn missing(&self, arrival: &Arrival<Stage>, _: &Movement, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
+    fn missing(
+        &self,
+        arrival: &Arrival<RelayStage>,
+        _: &Movement,
+        cx: &Context,
+        cells: &impl Cells,
+        missing: &mut RankSet,
+    ) {
         if arrival.target > cx.ledger.fired() {
             self.awaited(cx, cells).into_iter().for_each(|rank| missing.insert(rank));
         }
     }
 
-    fn next_timer(&self, arrival: &Arrival<Stage>) -> Time {
-        let own = if let Some(Stage::Open { close_at }) = arrival.stage() { close_at } else { Time::MAX };
+    fn next_timer(&self, arrival: &Arrival<RelayStage>) -> Time {
+        let own = if let Some(RelayStage::Open { close_at }) = arrival.stage() { close_at } else { Time::MAX };
         let counted = self.close_at.filter(|_| !self.is_sealed()).unwrap_or(Time::MAX);
         own.min(counted)
     }
@@ -296,7 +311,7 @@ impl Relay {
     }
 
     /// Late: enters the first round whose gate is open.
-    fn find_a_gate(&mut self, tried: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    fn find_a_gate(&mut self, tried: u64, arrival: &mut Arrival<RelayStage>, cx: &mut Context) {
         let open = self.open_gate(cx);
         if arrival.fits_gate(open, &cx.plan) {
             self.deposit(open, arrival, cx);
@@ -308,7 +323,7 @@ impl Relay {
     }
 
     /// Puts the contribution into the open gate: fresh if it was made for that round.
-    fn deposit(&mut self, round: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    fn deposit(&mut self, round: u64, arrival: &mut Arrival<RelayStage>, cx: &mut Context) {
         arrival.put_into(&mut self.gate, round);
         match round == arrival.target {
             true => arrival.took_deferred(),
@@ -317,13 +332,13 @@ impl Relay {
     }
 
     /// This rank starts the round, unless it has been started.
-    fn initiate(&mut self, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    fn initiate(&mut self, arrival: &mut Arrival<RelayStage>, cx: &mut Context) {
         if self.open_gate(cx) == arrival.target {
             self.initiator = Some(cx.plan.me);
             self.table.activate(&mut self.progress);
             cx.stats.initiated += 1;
         }
-        arrival.enter(Stage::Published, &mut cx.outbox);
+        arrival.enter(RelayStage::Published, &mut cx.outbox);
     }
 
     /// Runs a row; returns whether it could.

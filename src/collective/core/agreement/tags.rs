@@ -3,7 +3,7 @@
 use super::super::context::Context;
 use super::super::input::{Cells, Effort, FOREVER};
 use super::super::movement::Movement;
-use super::super::op::{Counted, Interest, Op};
+use super::super::op::{Awaited, Counted, Op};
 use super::super::plan::Plan;
 use super::super::tag::Tag;
 use super::arrival::Arrival;
@@ -61,7 +61,7 @@ impl Form for Tags {
         }
         self.must_wake = true;
         if movement.reducers().is_some_and(|reducers| reducers.has_reducer_beside(&cx.plan)) {
-            cx.outbox.wake(u32::MAX, Interest::Outcome);
+            cx.outbox.wake(u32::MAX, Awaited::Outcome);
         }
         arrival.enter(Shown, &mut cx.outbox);
     }
@@ -142,7 +142,7 @@ impl Tags {
             cx.fire(round);
             // Only the last arrivals wake: a rank that parked earlier was seen by one of them.
             if !movement.fired(round, cx) && self.must_wake {
-                cx.outbox.wake(cx.plan.callees(), Interest::Outcome);
+                cx.outbox.wake(cx.plan.callees(), Awaited::Outcome);
             }
         }
     }

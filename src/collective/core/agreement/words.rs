@@ -31,7 +31,7 @@ pub(crate) struct Words {
 
 /// How far an arrival is.
 #[derive(Clone, Copy, Debug, Hash)]
-pub(crate) enum Stage {
+pub(crate) enum WordStage {
     /// The arrived bit is on its way.
     Adding,
     /// The bit is in; which arrival this is, is being asked.
@@ -77,10 +77,10 @@ fn is_here(rank: u32, target: u64, cx: &Context, cells: &impl Cells) -> Option<b
 }
 
 impl Form for Words {
-    type Stage = Stage;
+    type Stage = WordStage;
 
     /// Shows the arrival's tag and adds its bit.
-    fn enter(&mut self, arrival: &mut Arrival<Stage>, movement: &mut Movement, cx: &mut Context, _: &impl Cells) {
+    fn enter(&mut self, arrival: &mut Arrival<WordStage>, movement: &mut Movement, cx: &mut Context, _: &impl Cells) {
         let is_late = arrival.target <= cx.ledger.fired();
         // What comes late to a full round has shown its tag before.
         if arrival.part != Part::Carried {
@@ -92,16 +92,22 @@ impl Form for Words {
             }
         }
         if is_late {
-            return arrival.refused(arrival.target, Stage::Late { tried: arrival.target }, cx);
+            return arrival.refused(arrival.target, WordStage::Late { tried: arrival.target }, cx);
         }
         let cell = cx.plan.word(arrival.target, place_of(cx.plan.me).0);
         let atomic = Atomic::FetchAdd(Self::own_bits(arrival, cx));
-        self.ask_home((cell, atomic), Token::Arrive, Stage::Adding, arrival, cx);
+        self.ask_home((cell, atomic), Token::Arrive, WordStage::Adding, arrival, cx);
     }
 
     /// If its record is here.
     #[inline(never)]
-    fn learn(&mut self, arrival: &mut Arrival<Stage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) -> bool {
+    fn learn(
+        &mut self,
+        arrival: &mut Arrival<WordStage>,
+        _: &mut Movement,
+        cx: &mut Context,
+        cells: &impl Cells,
+    ) -> bool {
         let round = cx.ledger.open();
         let known = cx.ledger.wants_next(&cx.plan) && cx.read_record(round, cells);
         if known {
@@ -112,30 +118,30 @@ impl Form for Words {
 
     fn step(
         &mut self,
-        stage: Stage,
-        arrival: &mut Arrival<Stage>,
+        stage: WordStage,
+        arrival: &mut Arrival<WordStage>,
         _: Effort,
         movement: &mut Movement,
         cx: &mut Context,
         cells: &impl Cells,
     ) {
         match stage {
-            Stage::Open { .. } | Stage::Published if cx.ledger.fired() >= arrival.target => {
+            WordStage::Open { .. } | WordStage::Published if cx.ledger.fired() >= arrival.target => {
                 self.is_hidden = false;
                 arrival.entered(cx);
             }
-            Stage::Open { close_at, .. } if cx.now >= close_at => {
+            WordStage::Open { close_at, .. } if cx.now >= close_at => {
                 arrival.expired(cx);
                 self.close(arrival, cx);
             }
-            Stage::Open { probe_at, pause, .. } if cx.now >= probe_at => self.probe(pause, arrival, cx),
-            Stage::Gathering => self.gather(arrival, cx, cells),
-            Stage::Late { tried } => self.find_a_place(tried, arrival, movement, cx),
+            WordStage::Open { probe_at, pause, .. } if cx.now >= probe_at => self.probe(pause, arrival, cx),
+            WordStage::Gathering => self.gather(arrival, cx, cells),
+            WordStage::Late { tried } => self.find_a_place(tried, arrival, movement, cx),
             _ => {}
         }
     }
 
-    fn answer(&mut self, token: Token, value: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    fn answer(&mut self, token: Token, value: u64, arrival: &mut Arrival<WordStage>, cx: &mut Context) {
         self.asked = None;
         let (target, part) = (arrival.target, arrival.part);
         let Some(stage) = arrival.stage() else {
@@ -143,39 +149,46 @@ impl Form for Words {
             return;
         };
         match (token, stage) {
-            (Token::Arrive, Stage::Adding) => {
+            (Token::Arrive, WordStage::Adding) => {
                 if Self::is_in(target, value, part, arrival, cx) {
                     self.added(value, arrival, cx);
                 } else {
                     cx.stats.late_while_closing += u64::from(part != Part::Leaving);
-                    arrival.refused(target, Stage::Late { tried: target }, cx);
+                    arrival.refused(target, WordStage::Late { tried: target }, cx);
                 }
             }
-            (Token::Place, Stage::Placing { round }) => {
+            (Token::Place, WordStage::Placing { round }) => {
                 if Self::is_in(round, value, Part::Carried, arrival, cx) {
                     arrival.placed(round, cx);
                 } else {
-                    arrival.refused(round, Stage::Late { tried: round }, cx);
+                    arrival.refused(round, WordStage::Late { tried: round }, cx);
                 }
             }
             // What was asked is of no interest any more.
             (Token::Ticket | Token::Probe | Token::Close, _) if cx.ledger.fired() >= target => {
-                arrival.enter(Stage::Published, &mut cx.outbox);
+                arrival.enter(WordStage::Published, &mut cx.outbox);
             }
-            (Token::Ticket, Stage::Ticketing) => self.ticketed(value, arrival, cx),
-            (Token::Probe, Stage::Probing { pause }) => self.probed(value, pause, arrival, cx),
-            (Token::Close, Stage::Closing { index }) => self.close_answered(index, value, arrival, cx),
-            (Token::Clear, Stage::Clearing) => self.cleared(arrival, cx),
+            (Token::Ticket, WordStage::Ticketing) => self.ticketed(value, arrival, cx),
+            (Token::Probe, WordStage::Probing { pause }) => self.probed(value, pause, arrival, cx),
+            (Token::Close, WordStage::Closing { index }) => self.close_answered(index, value, arrival, cx),
+            (Token::Clear, WordStage::Clearing) => self.cleared(arrival, cx),
             (token, stage) => debug_assert!(false, "{token:?} completed in stage {stage:?}"),
         }
     }
 
-    fn missing(&self, arrival: &Arrival<Stage>, _: &Movement, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
+    fn missing(
+        &self,
+        arrival: &Arrival<WordStage>,
+        _: &Movement,
+        cx: &Context,
+        cells: &impl Cells,
+        missing: &mut RankSet,
+    ) {
         let target = arrival.target;
         match arrival.stage() {
-            Some(Stage::Gathering) => self.untagged(cx, cells).for_each(|rank| missing.insert(rank)),
+            Some(WordStage::Gathering) => self.untagged(cx, cells).for_each(|rank| missing.insert(rank)),
             // Only the host is waited for that clears the words.
-            Some(Stage::Clearing) => {}
+            Some(WordStage::Clearing) => {}
             _ if target <= cx.ledger.fired() => {}
             _ => {
                 let shown = |rank| has_shown(rank, target, &cx.plan, cells);
@@ -189,21 +202,21 @@ impl Form for Words {
     }
 
     /// A late contribution enters no round before its tag has landed.
-    fn awaits(&self, what: Counted, stage: Stage, arrival: &Arrival<Stage>, cx: &Context) -> bool {
-        let Stage::Late { tried } = stage else { return false };
+    fn awaits(&self, what: Counted, stage: WordStage, arrival: &Arrival<WordStage>, cx: &Context) -> bool {
+        let WordStage::Late { tried } = stage else { return false };
         what == Counted::Tag { buffer: arrival.buffer } && cx.ledger.fired() >= tried
     }
 
     /// An arrival that fulfils the condition closes at once where there is no grace.
-    fn came_before(&self, rank: u32, arrival: &Arrival<Stage>, cx: &Context) -> bool {
-        let has_answer = arrival.is_outstanding() && !matches!(arrival.stage(), Some(Stage::Adding));
+    fn came_before(&self, rank: u32, arrival: &Arrival<WordStage>, cx: &Context) -> bool {
+        let has_answer = arrival.is_outstanding() && !matches!(arrival.stage(), Some(WordStage::Adding));
         let closing = arrival.target > cx.ledger.fired() && has_answer && arrival.pace.grace().is_none();
         let (index, bit) = place_of(rank);
         closing && bits::arrived(self.words[index as usize]) >> bit & 1 == 1
     }
 
-    fn next_timer(&self, arrival: &Arrival<Stage>) -> Time {
-        let Some(Stage::Open { close_at, probe_at, .. }) = arrival.stage() else { return Time::MAX };
+    fn next_timer(&self, arrival: &Arrival<WordStage>) -> Time {
+        let Some(WordStage::Open { close_at, probe_at, .. }) = arrival.stage() else { return Time::MAX };
         close_at.min(probe_at)
     }
 }
@@ -218,8 +231,8 @@ impl Words {
         &mut self,
         (cell, atomic): (usize, Atomic),
         token: Token,
-        stage: Stage,
-        arrival: &mut Arrival<Stage>,
+        stage: WordStage,
+        arrival: &mut Arrival<WordStage>,
         cx: &mut Context,
     ) {
         let host = home_host(cx);
@@ -229,20 +242,20 @@ impl Words {
     }
 
     /// Waits for the round: until the grace ends if the condition holds, or until the arrival's own time is over.
-    fn stay_open(fires: bool, probe: bool, pause: Time, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    fn stay_open(fires: bool, probe: bool, pause: Time, arrival: &mut Arrival<WordStage>, cx: &mut Context) {
         let probe_at = if probe && !fires { cx.now + pause } else { Time::MAX };
         let close_at = arrival.closes_at(fires, cx);
-        arrival.enter(Stage::Open { close_at, probe_at, pause }, &mut cx.outbox);
+        arrival.enter(WordStage::Open { close_at, probe_at, pause }, &mut cx.outbox);
     }
 
     /// What closes the next round, where its cut is one word.
-    fn closing(arrival: &Arrival<Stage>, cx: &Context) -> Closing {
+    fn closing(arrival: &Arrival<WordStage>, cx: &Context) -> Closing {
         let at_once = arrival.pace.grace().is_none();
         Closing::new(cx.ledger.active().group(0, RANKS_PER_WORD), condition(cx), at_once)
     }
 
     /// Whether the arrival closes its round unless another one has: then the rank that looks for its tag is this one.
-    fn closes_alone(arrival: &Arrival<Stage>, cx: &Context) -> bool {
+    fn closes_alone(arrival: &Arrival<WordStage>, cx: &Context) -> bool {
         let at_once = arrival.pace.grace().is_none() && is_one_word(&cx.plan);
         at_once
             && match condition(cx) {
@@ -253,7 +266,7 @@ impl Words {
     }
 
     /// The bits that the arrival adds to its round's word.
-    fn own_bits(arrival: &Arrival<Stage>, Context { plan, ledger, .. }: &Context) -> u64 {
+    fn own_bits(arrival: &Arrival<WordStage>, Context { plan, ledger, .. }: &Context) -> u64 {
         let (_, bit) = place_of(plan.me);
         let own = if arrival.part == Part::Carried { bits::carried_bit(bit) } else { bits::arrived_bit(bit) };
         let again = plan.fault(Fault::RepeatAtomic) && ledger.fired() % 4 == 3;
@@ -261,18 +274,24 @@ impl Words {
     }
 
     /// Looks whether the round should have been closed by now.
-    fn probe(&mut self, pause: Time, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    fn probe(&mut self, pause: Time, arrival: &mut Arrival<WordStage>, cx: &mut Context) {
         let (plan, target) = (&cx.plan, arrival.target);
         let cell = match condition(cx) {
             _ if is_one_word(plan) => plan.word(target, 0),
             Condition::Rank(rank) => plan.word(target, place_of(rank).0),
             Condition::Count(_) | Condition::Full => plan.ticket(target),
         };
-        self.ask_home((cell, Atomic::FetchAdd(0)), Token::Probe, Stage::Probing { pause }, arrival, cx);
+        self.ask_home((cell, Atomic::FetchAdd(0)), Token::Probe, WordStage::Probing { pause }, arrival, cx);
     }
 
     /// Late: enters the round that is open, once every one up to the last attempt has fired.
-    fn find_a_place(&mut self, tried: u64, arrival: &mut Arrival<Stage>, movement: &mut Movement, cx: &mut Context) {
+    fn find_a_place(
+        &mut self,
+        tried: u64,
+        arrival: &mut Arrival<WordStage>,
+        movement: &mut Movement,
+        cx: &mut Context,
+    ) {
         // Also what is not carried: its tag tells the others that this rank has arrived.
         if std::mem::take(&mut self.is_hidden) {
             arrival.show_elsewhere(true, movement, cx);
@@ -288,12 +307,12 @@ impl Words {
         } else {
             let (index, bit) = place_of(plan.me);
             let question = (plan.word(open, index), Atomic::FetchAdd(bits::carried_bit(bit)));
-            self.ask_home(question, Token::Place, Stage::Placing { round: open }, arrival, cx);
+            self.ask_home(question, Token::Place, WordStage::Placing { round: open }, arrival, cx);
         }
     }
 
     /// Whether a bit is in the cut of `round`, after an addition that returned `before`.
-    fn is_in(round: u64, before: u64, part: Part, arrival: &Arrival<Stage>, cx: &Context) -> bool {
+    fn is_in(round: u64, before: u64, part: Part, arrival: &Arrival<WordStage>, cx: &Context) -> bool {
         let Context { plan, ledger, .. } = cx;
         if before & bits::CLOSED != 0 {
             false
@@ -307,17 +326,17 @@ impl Words {
     }
 
     /// The arrival's bits are in a word that was open.
-    fn added(&mut self, before: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    fn added(&mut self, before: u64, arrival: &mut Arrival<WordStage>, cx: &mut Context) {
         let (plan, target) = (&cx.plan, arrival.target);
         let word = before | Self::own_bits(arrival, cx);
         arrival.took_deferred();
         self.words.fill(0);
         self.words[place_of(plan.me).0 as usize] = word;
         if cx.ledger.fired() >= target {
-            arrival.enter(Stage::Published, &mut cx.outbox);
+            arrival.enter(WordStage::Published, &mut cx.outbox);
         } else if !is_one_word(plan) {
             let question = (plan.ticket(target), Atomic::FetchAdd(1));
-            self.ask_home(question, Token::Ticket, Stage::Ticketing, arrival, cx);
+            self.ask_home(question, Token::Ticket, WordStage::Ticketing, arrival, cx);
         } else {
             let closing = Self::closing(arrival, cx);
             if closing.closed_by_arrivals(word) {
@@ -328,7 +347,7 @@ impl Words {
         }
     }
 
-    fn ticketed(&mut self, before: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    fn ticketed(&mut self, before: u64, arrival: &mut Arrival<WordStage>, cx: &mut Context) {
         let arrivals = before + 1;
         let at_once = arrival.pace.grace().is_none();
         let last = arrivals >= u64::from(cx.ledger.active().len());
@@ -344,7 +363,7 @@ impl Words {
         }
     }
 
-    fn probed(&mut self, value: u64, pause: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    fn probed(&mut self, value: u64, pause: u64, arrival: &mut Arrival<WordStage>, cx: &mut Context) {
         let closing = Self::closing(arrival, cx);
         let fires = match condition(cx) {
             _ if is_one_word(&cx.plan) => !closing.closed(value) && closing.fires(value),
@@ -357,7 +376,7 @@ impl Words {
     }
 
     /// Closes the words of the target, the first of which decides which rank is the initiator.
-    pub(super) fn close(&mut self, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    pub(super) fn close(&mut self, arrival: &mut Arrival<WordStage>, cx: &mut Context) {
         let unclosed = if is_one_word(&cx.plan) { Fault::CloseWithoutWord } else { Fault::TrustTicket };
         if cx.plan.fault(unclosed) {
             return self.closed(arrival, cx);
@@ -365,14 +384,14 @@ impl Words {
         self.close_word(0, arrival, cx);
     }
 
-    fn close_word(&mut self, index: u32, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    fn close_word(&mut self, index: u32, arrival: &mut Arrival<WordStage>, cx: &mut Context) {
         let expect = self.words[index as usize];
         let atomic = Atomic::CompareSwap { expect, new: expect | bits::CLOSED };
         let cell = cx.plan.word(arrival.target, index);
-        self.ask_home((cell, atomic), Token::Close, Stage::Closing { index }, arrival, cx);
+        self.ask_home((cell, atomic), Token::Close, WordStage::Closing { index }, arrival, cx);
     }
 
-    fn close_answered(&mut self, index: u32, found: u64, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    fn close_answered(&mut self, index: u32, found: u64, arrival: &mut Arrival<WordStage>, cx: &mut Context) {
         if found == self.words[index as usize] {
             if index + 1 < cx.plan.words() {
                 self.close_word(index + 1, arrival, cx);
@@ -385,16 +404,16 @@ impl Words {
         let closed = || Self::closing(arrival, cx).closed(found);
         if if one_word { closed() } else { found & bits::CLOSED != 0 } {
             debug_assert_eq!(index, 0, "only the rank that closed the first word closes the others");
-            return arrival.enter(Stage::Published, &mut cx.outbox);
+            return arrival.enter(WordStage::Published, &mut cx.outbox);
         }
         self.words[index as usize] = found;
         self.close_word(index, arrival, cx);
     }
 
     /// This rank is the initiator, and `words` is the cut.
-    fn closed(&mut self, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    fn closed(&mut self, arrival: &mut Arrival<WordStage>, cx: &mut Context) {
         cx.stats.initiated += 1;
         arrival.unmeasured = Some(arrival.target);
-        arrival.enter(Stage::Gathering, &mut cx.outbox);
+        arrival.enter(WordStage::Gathering, &mut cx.outbox);
     }
 }

@@ -10,7 +10,7 @@ use super::context::Context;
 use super::cut::Cut;
 use super::entry::Entry;
 use super::input::{Cells, Effort};
-use super::op::{Counted, Input, Token};
+use super::op::{Addend, Counted, Token};
 use super::outbox::Outbox;
 use super::plan::Plan;
 use crate::fabric::Change;
@@ -41,7 +41,7 @@ pub(super) fn combine(
     elsewhere: impl Fn(Entry, usize) -> Place,
     (plan, outbox): (&Plan, &mut Outbox),
 ) {
-    let inputs = cut.contributions().enumerate().map(|(number, entry)| Input {
+    let inputs = cut.contributions().enumerate().map(|(number, entry)| Addend {
         at: match plan.host_of(entry.rank) == plan.host() {
             true => Place::Here(plan.contribution(entry.rank, entry.buffer) + from),
             false => elsewhere(entry, number),

@@ -8,7 +8,7 @@ use std::hash::{Hash, Hasher};
 use super::super::context::Context;
 use super::super::entry::{Entry, Part};
 use super::super::input::{Cells, Effort, Time};
-use super::super::op::{Counted, Interest, Op};
+use super::super::op::{Awaited, Counted, Op};
 use super::super::plan::{Plan, RECEIVING_ROWS};
 use super::super::tag::Tag;
 use super::combine;
@@ -266,7 +266,7 @@ impl Reducers {
             outbox.signal(Counted::Outcome, plan.host_of(lead), data, (cell, Change::Set(value)));
         }
         if plan.topology.is_shared(host) {
-            outbox.wake(u32::MAX, Interest::Outcome);
+            outbox.wake(u32::MAX, Awaited::Outcome);
         }
     }
 

@@ -19,7 +19,7 @@ use std::fmt;
 use super::super::context::Context;
 use super::super::cut::Cut;
 use super::super::entry::{Entry, Part};
-use super::super::op::{Input, Op};
+use super::super::op::{Addend, Op};
 use super::super::outbox::Outbox;
 use super::super::plan::{FIRST_HELD, Plan};
 use crate::fault::Fault;
@@ -192,7 +192,7 @@ impl Registers {
         let (models, sources) = self.sources(group, cut, plan);
         let inputs = sources.enumerate().map(|(number, (rank, at, entry))| {
             let here = plan.host_of(rank) == plan.host();
-            Input { at: if here { Place::Here(at + from) } else { read(number) }, entry }
+            Addend { at: if here { Place::Here(at + from) } else { read(number) }, entry }
         });
         let mut goals = self.goals(group, plan.host(), plan);
         let to = goals.next().map_or(plan.transit(), |goal| goal + from);

@@ -11,7 +11,7 @@
 
 use super::super::context::Context;
 use super::super::input::Cells;
-use super::super::op::{Counted, Data, Interest, Op, Token};
+use super::super::op::{Awaited, Counted, Op, PutData, Token};
 use super::super::outbox::Outbox;
 use super::super::plan::Plan;
 use super::combine;
@@ -155,7 +155,7 @@ impl Segments {
             registers.land(cx);
             if registers.groups() == 0 {
                 // No rank moves a segment of it and wakes those that wait.
-                cx.outbox.wake(u32::MAX, Interest::Outcome);
+                cx.outbox.wake(u32::MAX, Awaited::Outcome);
             }
         }
     }
@@ -347,7 +347,7 @@ impl Segments {
         let own = registers.goals(group, plan.host(), plan).next().map_or(plan.transit(), |at| at + from);
         for host in plan.hosts_elsewhere(receivers).filter(|_| len > 0) {
             for goal in registers.goals(group, host, plan) {
-                let data = Data::Bytes { from: own, to: goal + from, len };
+                let data = PutData::Bytes { from: own, to: goal + from, len };
                 cx.outbox.put(Counted::Push, host, Some(data), None);
             }
         }
@@ -358,7 +358,7 @@ impl Segments {
         self.claims.batch = 0;
         self.claims.stage = ClaimStage::Idle;
         if after >= self.claims.expected {
-            cx.outbox.wake(u32::MAX, Interest::Outcome);
+            cx.outbox.wake(u32::MAX, Awaited::Outcome);
         }
     }
 
@@ -414,7 +414,7 @@ pub(crate) fn fill(buffer: u32, missing: u64, plan: &Plan, outbox: &mut Outbox) 
     lack(buffer, missing, plan, outbox);
     if !plan.fault(Fault::ForgetWakeForPieces) {
         outbox.push(Op::Fence);
-        outbox.wake(u32::MAX, Interest::Piece);
+        outbox.wake(u32::MAX, Awaited::Piece);
     }
 }
 

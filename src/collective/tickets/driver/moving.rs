@@ -6,7 +6,7 @@
 
 use std::hint::black_box;
 
-use super::{DATA, Driver, Mean};
+use super::{DATA, Mean, TicketDriver};
 use crate::collective::tickets::ages;
 use crate::error::Result;
 use crate::fabric::{At, Posted, Region};
@@ -35,10 +35,10 @@ impl Moving {
     }
 }
 
-impl Driver {
+impl TicketDriver {
     /// Begins with the reads.
     pub(super) fn begin_to_move(&mut self, segment: u64) -> Result<()> {
-        let Driver { machine, endpoint, memory, moving, in_flight, .. } = self;
+        let TicketDriver { machine, endpoint, memory, moving, in_flight, .. } = self;
         let (cut, areas, me) = (machine.cut(), &memory.areas, machine.plan().me());
         let range = areas.segment(segment);
         (moving.segment, moving.is_made) = (segment, false);
@@ -79,7 +79,7 @@ impl Driver {
 
     /// Makes the mean of a group, in the outcomes and registers of this host.
     fn make_mean(&mut self) {
-        let Driver { machine, arena, memory, moving, .. } = self;
+        let TicketDriver { machine, arena, memory, moving, .. } = self;
         let (cut, areas, me, dtype) = (machine.cut(), &memory.areas, machine.plan().me(), memory.dtype);
         let range = areas.segment(moving.segment);
         let (elements, made) = (range.len() / dtype.size(), areas.outcome(me) + range.start);
@@ -116,7 +116,7 @@ impl Driver {
 
     /// Writes the mean to the outcomes and registers of other hosts.
     fn write_elsewhere(&mut self) -> Result<()> {
-        let Driver { machine, endpoint, memory, moving, in_flight, .. } = self;
+        let TicketDriver { machine, endpoint, memory, moving, in_flight, .. } = self;
         let (cut, areas, me) = (machine.cut(), &memory.areas, machine.plan().me());
         let range = areas.segment(moving.segment);
         let from = At { region: moving.data, offset: areas.outcome(me) + range.start };

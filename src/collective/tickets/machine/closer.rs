@@ -1,16 +1,16 @@
 //! What a closer does between closing its group and all members knowing it.
 
 use super::super::claim;
-use super::super::isolation::Window;
-use super::super::op::Op;
-use super::super::plan::Plan;
-use super::super::record::Cut;
-use super::{Machine, Stage};
+use super::super::isolation::IsolationWindow;
+use super::super::op::TicketOp;
+use super::super::plan::TicketPlan;
+use super::super::record::GroupCut;
+use super::{TicketMachine, TicketStage};
 use crate::collective::core::Cells;
 use crate::fabric::Atomic;
 use crate::fault::Fault;
 
-impl Machine {
+impl TicketMachine {
     /// Publishes the cut once the entry of every seat is there, with a lender if the members are apart from other ranks.
     pub(super) fn gather(&mut self, seats: u32, cells: &impl Cells) {
         let group = self.ticket.seat.group;
@@ -30,8 +30,8 @@ impl Machine {
             Some((lender, _)) if self.plan.fault(Fault::UnclaimedBridge) => self.borrow(lender),
             Some((lender, claim)) => {
                 let atomic = Atomic::CompareSwap { expect: claim, new: claim::of(group) };
-                let op = Op::Atomic { cell: self.plan.claim(lender), atomic };
-                self.ask(op, Stage::Borrowing { seats, lender, claim });
+                let op = TicketOp::Atomic { cell: self.plan.claim(lender), atomic };
+                self.ask(op, TicketStage::Borrowing { seats, lender, claim });
             }
         }
     }
@@ -48,7 +48,7 @@ impl Machine {
 
     /// The rank whose register is to take part, if there is one, with the claim on it, which has ended.
     fn choose(&mut self, member: u32, cells: &impl Cells) -> Option<(u32, u64)> {
-        let Machine { plan, refused, window, .. } = self;
+        let TicketMachine { plan, refused, window, .. } = self;
         window.lender(member, |rank, newest| {
             // What the records say is cheaper to learn than a claim.
             let is_over = newest.is_none_or(|group| plan.record(group).is_over(cells)) && !refused.contains(&rank);
@@ -69,13 +69,13 @@ impl Machine {
         // Members do not release a group before they have seen its cut. A closer that is alone could end the group while its
         // cut is on its way, into the record's next turn.
         let alone = self.cut.members.len() == 1 && !self.plan.fault(Fault::OverlookCut);
-        self.write(self.plan.record(self.cut.group).cut(&self.cut), alone, Stage::Publishing);
+        self.write(self.plan.record(self.cut.group).cut(&self.cut), alone, TicketStage::Publishing);
     }
 }
 
 /// Fills the window that ends with a group. What records no longer hold is left out, and so is a group that is not
 /// published: with fewer edges ranks may seem apart that are not, never the other way round.
-fn look_back(window: &mut Window, cut: &Cut, plan: &Plan, cells: &impl Cells) {
+fn look_back(window: &mut IsolationWindow, cut: &GroupCut, plan: &TicketPlan, cells: &impl Cells) {
     window.clear();
     for group in plan.window_before(cut.group)..cut.group {
         let record = plan.record(group);

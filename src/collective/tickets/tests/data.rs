@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::world::{Checked, ensure};
-use crate::collective::tickets::record::Cut;
+use crate::collective::tickets::record::GroupCut;
 
 /// The models of all ranks, with one number a segment.
 #[derive(Clone)]
@@ -24,7 +24,7 @@ fn update(rank: u32, iteration: u64, segment: usize) -> f64 {
 }
 
 /// The ranks whose registers take part, ascending.
-fn registers(cut: &Cut) -> Vec<u32> {
+fn registers(cut: &GroupCut) -> Vec<u32> {
     let mut ranks: Vec<u32> = cut.contributors().map(|member| member.rank).chain(cut.lender).collect();
     ranks.sort_unstable();
     ranks
@@ -38,7 +38,7 @@ impl Data {
     }
 
     /// The mean of the registers with the updates, as they are now.
-    fn mean(&self, cut: &Cut, segment: usize) -> f64 {
+    fn mean(&self, cut: &GroupCut, segment: usize) -> f64 {
         let ranks = registers(cut);
         let of = |rank: u32| self.registers[rank as usize][segment];
         let first = of(ranks[0]);
@@ -47,7 +47,7 @@ impl Data {
         first + (differences + updates) / ranks.len() as f64
     }
 
-    pub(super) fn publish(&mut self, cut: &Cut) {
+    pub(super) fn publish(&mut self, cut: &GroupCut) {
         if cut.contributors().next().is_some() {
             let all = (0..self.segments as usize).map(|segment| self.mean(cut, segment)).collect();
             self.expected.insert(cut.group, (all, vec![false; self.segments as usize]));
@@ -55,7 +55,7 @@ impl Data {
     }
 
     /// A rank begins to move a segment: it reads.
-    pub(super) fn begin(&mut self, me: u32, cut: &Cut, segment: u64) -> Checked {
+    pub(super) fn begin(&mut self, me: u32, cut: &GroupCut, segment: u64) -> Checked {
         let mean = self.mean(cut, segment as usize);
         let Some((expected, moved)) = self.expected.get_mut(&cut.group) else {
             return Err(format!("rank {me} moves a group that is not published: {cut:?}"));
@@ -69,7 +69,7 @@ impl Data {
     }
 
     /// It has written.
-    pub(super) fn end(&mut self, me: u32, cut: &Cut, segment: u64) {
+    pub(super) fn end(&mut self, me: u32, cut: &GroupCut, segment: u64) {
         let Some(mean) = self.computed[me as usize].take() else { return };
         for rank in registers(cut) {
             self.registers[rank as usize][segment as usize] = mean;
@@ -80,7 +80,7 @@ impl Data {
     }
 
     /// A member takes the outcome.
-    pub(super) fn take(&self, me: u32, cut: &Cut) -> Checked {
+    pub(super) fn take(&self, me: u32, cut: &GroupCut) -> Checked {
         if let Some((expected, _)) = self.expected.get(&cut.group)
             && cut.contributors().any(|member| member.rank == me)
         {
@@ -91,12 +91,12 @@ impl Data {
     }
 
     /// Every update has entered once.
-    pub(super) fn check_end_of_all(&self, cuts: &BTreeMap<u64, Cut>) -> Checked {
+    pub(super) fn check_end_of_all(&self, cuts: &BTreeMap<u64, GroupCut>) -> Checked {
         let unmoved = self.expected.iter().find(|(_, (_, moved))| moved.contains(&false));
         ensure!(unmoved.is_none(), "{unmoved:?} is not moved");
         for segment in 0..self.segments as usize {
             let sum: f64 = self.registers.iter().map(|register| register[segment]).sum();
-            let members = cuts.values().flat_map(Cut::contributors);
+            let members = cuts.values().flat_map(GroupCut::contributors);
             let updates: f64 = members.map(|member| update(member.rank, member.iteration, segment)).sum();
             let is_close = (sum - updates).abs() < 1e-9;
             ensure!(is_close, "registers have grown by {sum}, updates are {updates}");

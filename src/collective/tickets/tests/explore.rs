@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 use super::world::{Checked, Step, World, ensure};
 use crate::collective::core::Time;
-use crate::collective::tickets::Terms;
+use crate::collective::tickets::TicketTerms;
 
 /// Counts of an exploration.
 #[derive(Debug, Default)]
@@ -33,7 +33,7 @@ fn step(world: &mut World, me: u32, now: Time) -> Checked<bool> {
 }
 
 /// Follows all orders of steps. Time stands still, but a deadline may be over for a rank whenever it looks.
-fn explore(terms: &Terms, records: Option<u64>, steps: &[u64]) -> Checked<Explored> {
+fn explore(terms: &TicketTerms, records: Option<u64>, steps: &[u64]) -> Checked<Explored> {
     let mut start = World::new(terms, records, steps);
     (start.log, start.data) = (None, None);
     (0..terms.ranks).for_each(|me| start.arrive(me, 0));
@@ -72,7 +72,7 @@ fn explore(terms: &Terms, records: Option<u64>, steps: &[u64]) -> Checked<Explor
 
 #[test]
 fn every_order_of_small_worlds_holds_what_is_promised() {
-    let terms = |ranks, deadline: Option<Time>, lends| Terms { deadline, lends, ..Terms::sample(ranks, 2) };
+    let terms = |ranks, deadline: Option<Time>, lends| TicketTerms { deadline, lends, ..TicketTerms::sample(ranks, 2) };
     for (what, terms, records, steps) in [
         ("1 rank", terms(1, None, false), None, &[2][..]),
         ("2 ranks", terms(2, None, false), None, &[2, 2]),

@@ -7,7 +7,7 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::collective::core::{Effort, Time};
-use crate::collective::tickets::{Areas, Driver, Machine, Mean, Memory, Plan, Terms};
+use crate::collective::tickets::{Areas, Mean, Memory, TicketDriver, TicketMachine, TicketPlan, TicketTerms};
 use crate::fabric::sim::{SimFabric, Weather};
 use crate::fabric::{Access, Endpoint, Fabric, Key, RawAccess, Region};
 use crate::fault::Fault;
@@ -21,7 +21,7 @@ const BYTES: usize = ELEMENTS * size_of::<f64>();
 
 /// A rank that makes a given number of contributions.
 struct Rank {
-    driver: Driver,
+    driver: TicketDriver,
     steps: u64,
     made: u64,
     /// When it arrives next, while it computes.
@@ -71,17 +71,17 @@ fn build(rng: &mut Xoshiro256PlusPlus, has_registers: bool, fault: Option<Fault>
     let (size, deadline) = (rng.random_range(2..=4), rng.random_bool(often).then_some(limit));
     let records = rng.random_bool(0.5).then(|| rng.random_range(1..=3));
     let plan = |me| {
-        let terms = Terms {
+        let terms = TicketTerms {
             me,
             deadline,
             lends: has_registers,
             segments: areas.segments(),
             fault,
-            ..Terms::sample(ranks, size)
+            ..TicketTerms::sample(ranks, size)
         };
         match records {
-            Some(records) => Plan::new(terms).with_records(records),
-            None => Plan::new(terms),
+            Some(records) => TicketPlan::new(terms).with_records(records),
+            None => TicketPlan::new(terms),
         }
     };
     let fabrics = SimFabric::world(&hosts, rng.random());
@@ -113,9 +113,9 @@ fn build(rng: &mut Xoshiro256PlusPlus, has_registers: bool, fault: Option<Fault>
         let cells = name(topology.host_of(0), 0);
         let mean = if has_registers { Mean::Registers } else { Mean::Models };
         let memory = Memory { cells, data, areas: areas.clone(), dtype: Dtype::F64, mean };
-        Driver::new(Machine::new(plan(me)), endpoint, memory).unwrap()
+        TicketDriver::new(TicketMachine::new(plan(me)), endpoint, memory).unwrap()
     };
-    let drivers: Vec<Driver> = (0..).zip(endpoints).map(driver).collect();
+    let drivers: Vec<TicketDriver> = (0..).zip(endpoints).map(driver).collect();
     let rank = |driver| Rank { driver, steps: rng.random_range(0..=10), made: 0, arrives_at: Some(0), leaving: false };
     let ranks = drivers.into_iter().map(rank).collect();
     let (groups, updates, fabric) = (BTreeMap::new(), vec![0.0; ELEMENTS], fabrics[0].clone());

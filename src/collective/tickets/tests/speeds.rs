@@ -2,15 +2,15 @@
 
 use super::world::{Step, World};
 use crate::collective::core::Time;
-use crate::collective::tickets::Terms;
-use crate::collective::tickets::record::Cut;
+use crate::collective::tickets::TicketTerms;
+use crate::collective::tickets::record::GroupCut;
 
 /// How long data moves.
 const MOVE: Time = 50;
 
 /// Of `ranks` ranks in groups of 4, half need 2,000 for a step, the others 1,000. Also, when the last one had finished.
 fn run(ranks: u32, lends: bool) -> (World, Time) {
-    let terms = Terms { lends, ..Terms::sample(ranks, 4) };
+    let terms = TicketTerms { lends, ..TicketTerms::sample(ranks, 4) };
     let is_fast = |rank: u32| rank < ranks / 2;
     let steps: Vec<u64> = (0..ranks).map(|rank| if is_fast(rank) { 400 } else { 200 }).collect();
     let mut world = World::new(&terms, None, &steps);
@@ -51,10 +51,10 @@ fn run(ranks: u32, lends: bool) -> (World, Time) {
 /// How many windows of `window` groups leave ranks apart, of how many. The first ones and those in which ranks leave are not
 /// counted.
 fn apart(world: &World, ranks: usize, window: usize) -> (usize, usize) {
-    let cuts: Vec<&Cut> = world.log.iter().flat_map(|log| log.cuts.values()).collect();
+    let cuts: Vec<&GroupCut> = world.log.iter().flat_map(|log| log.cuts.values()).collect();
     let last = cuts.iter().position(|cut| cut.members.iter().any(|member| member.leaving)).expect("ranks leave");
-    let windows: Vec<&[&Cut]> = cuts[..last].windows(window).skip(100).collect();
-    let is_apart = |window: &&&[&Cut]| {
+    let windows: Vec<&[&GroupCut]> = cuts[..last].windows(window).skip(100).collect();
+    let is_apart = |window: &&&[&GroupCut]| {
         let mut reached = vec![0];
         let mut before = 0;
         while before < reached.len() {

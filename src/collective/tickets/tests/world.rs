@@ -5,10 +5,10 @@ use std::hash::{Hash, Hasher};
 
 use super::data::Data;
 use crate::collective::core::Time;
-use crate::collective::tickets::op::Op;
-use crate::collective::tickets::record::{Cut, Member};
-use crate::collective::tickets::word::Seat;
-use crate::collective::tickets::{Machine, Plan, Terms, claim, word};
+use crate::collective::tickets::op::TicketOp;
+use crate::collective::tickets::record::{GroupCut, Member};
+use crate::collective::tickets::word::GroupSeat;
+use crate::collective::tickets::{TicketMachine, TicketPlan, TicketTerms, claim, word};
 use crate::fabric::Atomic;
 
 /// Fails the run with what was broken.
@@ -26,7 +26,7 @@ pub(super) type Checked<T = ()> = Result<T, String>;
 
 #[derive(Clone, Hash)]
 pub(super) struct Rank {
-    pub(super) machine: Machine,
+    pub(super) machine: TicketMachine,
     /// Contributions that it makes before it finishes.
     pub(super) steps: u64,
     /// Arrivals that it has made.
@@ -40,7 +40,7 @@ pub(super) struct Rank {
 /// What happened in a world, beside what its state says.
 #[derive(Clone, Default)]
 pub(super) struct Log {
-    pub(super) cuts: BTreeMap<u64, Cut>,
+    pub(super) cuts: BTreeMap<u64, GroupCut>,
     /// The group of each arrival: rank and iteration.
     pub(super) entered: BTreeMap<(u32, u64), u64>,
     /// Groups whose records were free only after a member had its ticket.
@@ -85,16 +85,16 @@ pub(super) enum Step {
 
 impl World {
     /// Ranks with `steps` contributions each. The machines of all have the same terms but for the rank.
-    pub(super) fn new(terms: &Terms, records: Option<u64>, steps: &[u64]) -> Self {
+    pub(super) fn new(terms: &TicketTerms, records: Option<u64>, steps: &[u64]) -> Self {
         let plan = |me: u32| {
-            let plan = Plan::new(Terms { me, ..terms.clone() });
+            let plan = TicketPlan::new(TicketTerms { me, ..terms.clone() });
             match records {
                 Some(records) => plan.with_records(records),
                 None => plan,
             }
         };
         let rank = |(me, &steps)| Rank {
-            machine: Machine::new(plan(me)),
+            machine: TicketMachine::new(plan(me)),
             steps,
             arrivals: 0,
             moves: None,
@@ -113,7 +113,7 @@ impl World {
         }
     }
 
-    fn plan(&self) -> &Plan {
+    fn plan(&self) -> &TicketPlan {
         self.ranks[0].machine.plan()
     }
 
@@ -159,7 +159,7 @@ impl World {
     }
 
     /// The seat of a rank, with the iteration of its arrival.
-    fn seat(&self, me: u32) -> Option<(Seat, u64)> {
+    fn seat(&self, me: u32) -> Option<(GroupSeat, u64)> {
         let rank = &self.ranks[me as usize];
         Some((rank.machine.seat()?, rank.arrivals - 1))
     }
@@ -231,10 +231,10 @@ impl World {
         Ok(if moved { Step::Something } else { Step::Nothing })
     }
 
-    fn execute(&mut self, me: u32, op: Op) -> Checked {
+    fn execute(&mut self, me: u32, op: TicketOp) -> Checked {
         ensure!(!self.plan().is_over(&|cell: usize| self.cells[cell]), "rank {me} uses cells that are over: {op:?}");
         match op {
-            Op::Atomic { cell, atomic } => {
+            TicketOp::Atomic { cell, atomic } => {
                 let found = self.cells[cell];
                 self.cells[cell] = match atomic {
                     Atomic::FetchAdd(value) => found.wrapping_add(value),
@@ -245,14 +245,14 @@ impl World {
                 self.ranks[me as usize].machine.complete(found);
                 self.note_full_ring(me, cell);
             }
-            Op::StorePair { cell, values, .. } => {
+            TicketOp::StorePair { cell, values, .. } => {
                 self.check_pair(me, cell, values)?;
                 self.cells[cell..cell + 2].copy_from_slice(&values);
                 self.ranks[me as usize].machine.complete(0);
             }
-            Op::Combine { group, segment } => {
+            TicketOp::Combine { group, segment } => {
                 let rank = &mut self.ranks[me as usize];
-                let mut published = Cut::default();
+                let mut published = GroupCut::default();
                 let is_published =
                     rank.machine.plan().record(group).learn(&mut published, &|cell: usize| self.cells[cell]);
                 ensure!(is_published && published == *rank.machine.cut(), "rank {me} moves {:?}", rank.machine.cut());
@@ -276,7 +276,7 @@ impl World {
     fn note_full_ring(&mut self, me: u32, cell: usize) {
         let machine = &self.ranks[me as usize].machine;
         let drawn = machine.seat().filter(|_| cell == machine.plan().tickets());
-        let is_full = |seat: Seat| !machine.plan().record(seat.group).is_free(&|cell: usize| self.cells[cell]);
+        let is_full = |seat: GroupSeat| !machine.plan().record(seat.group).is_free(&|cell: usize| self.cells[cell]);
         let is_full = drawn.is_some_and(is_full);
         if let Some(log) = &mut self.log {
             log.full_ring += u64::from(is_full);
@@ -335,8 +335,8 @@ impl World {
         Ok(())
     }
 
-    fn check_cut(&mut self, me: u32, cut: &Cut) -> Checked {
-        let Cut { group, members, lender } = cut;
+    fn check_cut(&mut self, me: u32, cut: &GroupCut) -> Checked {
+        let GroupCut { group, members, lender } = cut;
         let what = || format!("rank {me} of {} publishes {cut:?}", self.count());
         let active = self.count() - word::leavers(self.word()).min(self.count());
         let before = self.plan().record(*group).published(&|cell: usize| self.cells[cell]);
@@ -374,7 +374,7 @@ impl World {
     }
 
     /// No member needs the group any more.
-    fn check_released(&self, me: u32, cut: &Cut) -> Checked {
+    fn check_released(&self, me: u32, cut: &GroupCut) -> Checked {
         for member in &cut.members {
             let seat = self.seat(member.rank).filter(|(seat, _)| seat.group == cut.group);
             ensure!(seat.is_none(), "rank {me} ends a group that rank {} needs", member.rank);
@@ -382,7 +382,7 @@ impl World {
         Ok(())
     }
 
-    fn check_end(&mut self, me: u32, cut: &Cut) -> Checked {
+    fn check_end(&mut self, me: u32, cut: &GroupCut) -> Checked {
         self.check_released(me, cut)?;
         for holder in &mut self.holders {
             holder.take_if(|holder| *holder == cut.group);
@@ -391,9 +391,11 @@ impl World {
     }
 
     /// A closer is about to publish a cut, or to claim a lender's register: it has looked at the window.
-    fn check_window(&self, me: u32, op: Op, closes: bool, found_none: bool) -> Checked {
+    fn check_window(&self, me: u32, op: TicketOp, closes: bool, found_none: bool) -> Checked {
         let lender = match op {
-            Op::Atomic { cell, .. } => (0..self.count()).find(|&rank| rank != me && cell == self.plan().claim(rank)),
+            TicketOp::Atomic { cell, .. } => {
+                (0..self.count()).find(|&rank| rank != me && cell == self.plan().claim(rank))
+            }
             _ => None,
         };
         if !self.lends || !closes && lender.is_none() {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::trigger::{Layout, Request, SlotCells, Start, Want, Work, Worker};
+use crate::trigger::{Layout, Request, SlotCells, Start, TaskWork, Want, Worker};
 
 /// The software worker, whose tables all ranks share: each arrival runs what it triggers.
 pub(super) struct Software {
@@ -74,7 +74,7 @@ impl Software {
     /// The row that closes a rank's gate: the activation triggers it, and its last signal says that the contribution
     /// can be reduced.
     fn seal(&self, rank: u32) -> (u32, usize) {
-        let row = self.layout.rows.iter().find(|row| row.work == Work::Seal(rank)).unwrap();
+        let row = self.layout.rows.iter().find(|row| row.work == TaskWork::Seal(rank)).unwrap();
         (row.when, row.then.last().unwrap().1)
     }
 

@@ -1,6 +1,6 @@
 //! Atomics as messages: the target's processor answers. `cells.rs` has those of devices.
 
-use super::{Content, Data, Engine, Location, Outgoing, Wire};
+use super::{Content, Data, Location, NetEngine, Outgoing, Wire};
 use crate::fabric::Atomic;
 
 /// An atomic whose answer is pending.
@@ -31,7 +31,7 @@ impl SoftwareAtomics {
     }
 }
 
-impl<W: Wire> Engine<W> {
+impl<W: Wire> NetEngine<W> {
     /// Asks a peer to change a cell.
     pub(super) fn ask_atomic(&mut self, channel: u16, peer: u32, (at, atomic): (Location, Atomic), token: u64) {
         let SoftwareAtomics { pending, last_id } = &mut self.atomics;

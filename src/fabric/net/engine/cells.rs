@@ -4,7 +4,7 @@
 //! Immediate data follows, which names the channel: it ends a wait there, and changes nothing else
 //! (`wakes.rs`). So a rank that is stopped misses nothing: it finds all changes in its memory.
 
-use super::{Act, CellChange, Engine, OnComplete, Registered, Transfer, Way, Wire};
+use super::{Act, CellChange, NetEngine, OnComplete, Registered, Transfer, Way, Wire};
 use crate::fabric::net::wire::Atomicity;
 use crate::fabric::{At, Atomic, Change, Posted, Signal, cell_behind};
 
@@ -19,7 +19,7 @@ impl Change {
     }
 }
 
-impl<W: Wire> Engine<W> {
+impl<W: Wire> NetEngine<W> {
     /// Whether devices change the cells of peers.
     #[inline]
     pub(super) fn is_by_device(&self) -> bool {

@@ -4,12 +4,12 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::{
-    Act, Channel, Content, Data, Engine, Evidence, Failure, MOST_DATA, OnComplete, Outgoing, Peer, RegionEntry,
+    Act, Channel, Content, Data, Evidence, Failure, MOST_DATA, NetEngine, OnComplete, Outgoing, Peer, RegionEntry,
     Registered, Suspects, Transfer, TransferPart, Trouble, Way, Wire,
 };
 use crate::error::Ranks;
 
-impl<W: Wire> Engine<W> {
+impl<W: Wire> NetEngine<W> {
     /// Gives this rank's bytes for each rank to the next exchange.
     pub(in crate::fabric::net) fn give<'d>(&mut self, turn: u64, to: impl Fn(u32) -> &'d [u8]) {
         self.turn = turn;
@@ -355,7 +355,7 @@ impl<W: Wire> Engine<W> {
     }
 }
 
-impl<W: Wire> Drop for Engine<W> {
+impl<W: Wire> Drop for NetEngine<W> {
     fn drop(&mut self) {
         // The regions end first, because the endpoint cannot be closed while they are registered.
         // What the provider still does with their memory ends with the wire.

@@ -69,13 +69,13 @@ struct Peer {
     wakes: Wakes,
     /// Messages that wait for credit or a message buffer.
     outbox: VecDeque<Outgoing>,
-    /// Is in `Engine::backlogged`.
+    /// Is in `NetEngine::backlogged`.
     is_backlogged: bool,
-    /// Is in `Engine::acks_pending`.
+    /// Is in `NetEngine::acks_pending`.
     ack_pending: bool,
-    /// Is in `Engine::wanting_ack`.
+    /// Is in `NetEngine::wanting_ack`.
     wants_ack: bool,
-    /// It gave a sign of life since the last [`Engine::was_heard`].
+    /// It gave a sign of life since the last [`NetEngine::was_heard`].
     heard: bool,
     /// It has said that it leaves.
     left: bool,
@@ -183,7 +183,7 @@ struct TransferPart {
 }
 
 #[derive(Debug)]
-pub(in crate::fabric) struct Engine<W: Wire> {
+pub(in crate::fabric) struct NetEngine<W: Wire> {
     pub(super) rank: u32,
     pub(in crate::fabric) secret: JobSecret,
     /// Messages of this rank carry the joining word.
@@ -232,7 +232,7 @@ pub(in crate::fabric) struct Engine<W: Wire> {
     fault: Option<Fault>,
 }
 
-impl<W: Wire> Engine<W> {
+impl<W: Wire> NetEngine<W> {
     /// `peers`: where this rank writes headers to each rank, and whether that rank needs no wakes.
     pub(super) fn new(
         rank: u32,
@@ -252,7 +252,7 @@ impl<W: Wire> Engine<W> {
         };
         let peers: Vec<Peer> = (0..).zip(peers).map(peer).collect();
         let most_wakes = wakes::most(link.limits.receives, peers.len() as u32);
-        Engine {
+        NetEngine {
             rank,
             secret,
             joins: W::CAN_BE_FOUND,

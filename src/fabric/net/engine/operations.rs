@@ -1,7 +1,7 @@
 //! Operations of callers: puts, signals, reads, atomics and their completions.
 
 use super::{
-    Act, Content, Data, Engine, IN_SLOT, ImmediateData, Location, OnComplete, Outgoing, RegionEntry, Registered,
+    Act, Content, Data, IN_SLOT, ImmediateData, Location, NetEngine, OnComplete, Outgoing, RegionEntry, Registered,
     Transfer, Way, Window, Wire,
 };
 use crate::error::{Error, Result};
@@ -12,7 +12,7 @@ use crate::fabric::{Access, At, Atomic, Change, Completion, NOT_ALLOWED, Posted,
 /// the data.
 const LARGE: usize = 256 << 10;
 
-impl<W: Wire> Engine<W> {
+impl<W: Wire> NetEngine<W> {
     /// The owner of a location, if it is a peer, and the owner's name for it. The owner must allow
     /// the operation.
     fn locate(

@@ -3,13 +3,13 @@
 use std::time::Instant;
 
 use super::{
-    Announced, Content, Data, Engine, Event, Failure, Fault, IDLE_LOOKS, IN_SLOT, ImmediateData, LOOKS_PER_CLOCK,
-    Landing, MAX_ACK_DELAY, MOST_GUESSES, MOST_HEADER, Message, OnComplete, Outgoing, Peer, Receipt, Received, WINDOW,
-    Wire,
+    Announced, Content, Data, Event, Failure, Fault, IDLE_LOOKS, IN_SLOT, ImmediateData, LOOKS_PER_CLOCK, Landing,
+    MAX_ACK_DELAY, MOST_GUESSES, MOST_HEADER, Message, NetEngine, OnComplete, Outgoing, Peer, Receipt, Received,
+    WINDOW, Wire,
 };
 use crate::error::text_of;
 
-impl<W: Wire> Engine<W> {
+impl<W: Wire> NetEngine<W> {
     /// Processes events and sends what waits; returns whether there was an event.
     pub(in crate::fabric::net) fn progress(&mut self) -> bool {
         let mut any = false;
@@ -302,7 +302,7 @@ impl<W: Wire> Engine<W> {
     /// Whether a message carries what the rank that it names shows to this one. What it carries while ranks join may be known
     /// to a process that stood where a rank should: then nothing is believed that could outlast that.
     fn is_of_job(&self, message: &Message) -> bool {
-        let Engine { secret, joining_turns, peers, .. } = self;
+        let NetEngine { secret, joining_turns, peers, .. } = self;
         let Some(peer) = peers.get(message.from as usize) else { return false };
         let is_of_joining = || message.secret == secret.joining && message.content.is_of_joining();
         message.secret == peer.shown.word || *joining_turns > 0 && is_of_joining()

@@ -1,7 +1,7 @@
 //! The outgoing side: messages, as far as credit and buffers allow, and transfers in parts.
 
 use super::{
-    Act, Channel, Content, Data, Engine, Fault, ImmediateData, Link, Location, Message, OnComplete, Outgoing, Peer,
+    Act, Channel, Content, Data, Fault, ImmediateData, Link, Location, Message, NetEngine, OnComplete, Outgoing, Peer,
     RegionEntry, Registered, Transfer, TransferPart, Way, Window, Wire,
 };
 use crate::fabric::net::limits::SPREAD_UNIT;
@@ -39,7 +39,7 @@ fn post_part<W: Wire>(
     match (act, between(entries, own, remote, len)) {
         (Act::Change { at, change, wake }, data) => {
             let Some(cell) = remote_of(entries, at) else { return Ok(true) };
-            let joins = Engine::<W>::in_one_write((remote, len), at, change).filter(|_| link.wire.writes_in_order());
+            let joins = NetEngine::<W>::in_one_write((remote, len), at, change).filter(|_| link.wire.writes_in_order());
             link.change((transfer, peer), (data.filter(|_| len > 0), joins), (cell, change), wake)
         }
         (Act::Move(_), None) => Ok(true),
@@ -75,7 +75,7 @@ impl Peer {
     }
 }
 
-impl<W: Wire> Engine<W> {
+impl<W: Wire> NetEngine<W> {
     /// Sends a message now, or when credit and a buffer are free.
     pub(super) fn post(&mut self, peer: u32, outgoing: Outgoing) {
         let to = &mut self.peers[peer as usize];
@@ -103,7 +103,7 @@ impl<W: Wire> Engine<W> {
 
     /// Sends what waits for a peer, as far as possible; returns whether that was all.
     pub(super) fn flush(&mut self, peer: u32) -> bool {
-        let Engine { rank, joins, secret, peers, channels, link, fault, .. } = self;
+        let NetEngine { rank, joins, secret, peers, channels, link, fault, .. } = self;
         let to = &mut peers[peer as usize];
         let word = if *joins { secret.joining } else { to.shows.word };
         while let Some(Outgoing { channel, content, data, token }) = to.outbox.front() {
@@ -164,7 +164,7 @@ impl<W: Wire> Engine<W> {
         let operation = (channel, token, peer);
         let transfer =
             self.add_transfer(Transfer { parts: 1, ..Transfer::new(operation, "put", OnComplete::AwaitAck) });
-        let Engine { channels, link, peers, .. } = self;
+        let NetEngine { channels, link, peers, .. } = self;
         let immediate = immediate.encode(peers[peer as usize].shows.tag);
         let to = &mut peers[peer as usize];
         let moved = match between(&channels[usize::from(channel)].entries, own, remote, len) {
@@ -217,7 +217,7 @@ impl<W: Wire> Engine<W> {
         let index = self.add_transfer(Transfer { parts: parts as u32, ..transfer });
         if parts == 1 && self.parts.are_empty() {
             let part = TransferPart { transfer: index, own, remote, len, rail: 0, act };
-            let Engine { transfers, channels, link, .. } = self;
+            let NetEngine { transfers, channels, link, .. } = self;
             match post_part(transfers, channels, link, &part) {
                 Ok(true) => {}
                 Ok(false) => self.parts.push(peer, part),
@@ -239,7 +239,7 @@ impl<W: Wire> Engine<W> {
     /// holds up only that peer.
     pub(super) fn move_parts(&mut self) {
         let mut failed = Vec::new();
-        let Engine { parts, transfers, channels, link, .. } = self;
+        let NetEngine { parts, transfers, channels, link, .. } = self;
         parts.post(|part| {
             post_part(transfers, channels, link, part).unwrap_or_else(|code| {
                 failed.push((part.transfer, code));

@@ -8,7 +8,7 @@
 //!
 //! A peer may choose to be sent none: while it waits it looks at its memory at short intervals.
 
-use super::{Act, CellChange, Content, Data, Engine, ImmediateData, OnComplete, Outgoing, Peer, Transfer, Wire};
+use super::{Act, CellChange, Content, Data, ImmediateData, NetEngine, OnComplete, Outgoing, Peer, Transfer, Wire};
 use crate::fabric::net::shares::peers;
 use crate::fabric::{At, Atomic};
 
@@ -63,7 +63,7 @@ pub(super) fn most(receives: usize, ranks: u32) -> u32 {
     ((receives / 2 / peers(ranks)) as u32).max(LEAST)
 }
 
-impl<W: Wire> Engine<W> {
+impl<W: Wire> NetEngine<W> {
     /// The wake to send behind a change of a peer's cell, if one may be sent.
     pub(super) fn wake_behind(&mut self, channel: u16, peer: u32, at: At) -> Option<u64> {
         let Peer { wakes, polls_memory, shows, .. } = &mut self.peers[peer as usize];

@@ -1,7 +1,7 @@
 //! Whether a peer that is not heard runs all the same, as ranks on its host see: then it has not died, and the way to it is
 //! lost.
 
-use super::{Content, Data, Engine, Evidence, Failure, Outgoing, Wire};
+use super::{Content, Data, Evidence, Failure, NetEngine, Outgoing, Wire};
 use crate::fabric::watch::ENDED;
 
 /// Ranks that are asked for one peer. A second one answers where the first one is not heard either.
@@ -29,7 +29,7 @@ impl Witnesses {
     }
 }
 
-impl<W: Wire> Engine<W> {
+impl<W: Wire> NetEngine<W> {
     /// Asks ranks on the host of a peer for it; returns whether there are any. This rank asks itself, too.
     pub(super) fn ask_witnesses(&mut self, peer: u32) -> bool {
         // One that a rail does not reach may be heard by another.

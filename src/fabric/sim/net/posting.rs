@@ -3,7 +3,7 @@
 
 use rand::RngExt;
 
-use super::{Effect, Fetch, Net, Place};
+use super::{Effect, Fetch, Net, SimPlace};
 use crate::fabric::{At, Atomic, Change, Posted, Region, Signal};
 use crate::time::Time;
 
@@ -84,7 +84,7 @@ impl Net {
         // Two pieces, each read from the source at some time until it lands.
         let split = len / 2 / size_of::<u64>() * size_of::<u64>();
         for (skip, len) in [(0, split), (split, len - split)] {
-            let (from, to) = (Place::behind(from, skip), Place::behind(to, skip));
+            let (from, to) = (SimPlace::behind(from, skip), SimPlace::behind(to, skip));
             let piece = |lands: Time| Effect::Copy { from, to, len: len as u32, lands };
             let at = self.arrival(way, self.now);
             let read = self.reading(at);
@@ -141,7 +141,7 @@ impl Net {
                 // Whatever it fences has landed; what is repeated may come after it.
                 landed = self.arrival(way, landed);
                 let (set, value) = (matches!(signal.change, Change::Set(_)), signal.change.value());
-                let (endpoint, cell) = (endpoint as u32, Place::behind(signal.at, 0));
+                let (endpoint, cell) = (endpoint as u32, SimPlace::behind(signal.at, 0));
                 self.schedule(landed, Effect::Change { endpoint, cell, set, value });
             }
         }
@@ -159,7 +159,7 @@ impl Net {
     }
 
     pub(in crate::fabric::sim) fn atomic(&mut self, endpoint: usize, at: At, atomic: Atomic, token: u64) -> Posted {
-        let (way, cell) = (self.way(endpoint, at.region), Place::behind(at, 0));
+        let (way, cell) = (self.way(endpoint, at.region), SimPlace::behind(at, 0));
         let (expect, value) = match atomic {
             Atomic::FetchAdd(value) => (None, value),
             Atomic::CompareSwap { expect, new } => (Some(expect), new),

@@ -4,19 +4,19 @@ use super::super::super::context::Context;
 use super::super::super::entry::{Entry, Part};
 use super::super::super::input::Cells;
 use super::super::super::movement::combine_what_was_pushed;
-use super::super::super::op::{Counted, Interest, Token};
+use super::super::super::op::{Awaited, Counted, Token};
 use super::super::super::plan::{BUFFERS, Plan};
 use super::super::super::tag::Tag;
 use super::super::arrival::Arrival;
 use super::super::bits;
-use super::{Stage, Words, place_of};
+use super::{WordStage, Words, place_of};
 use crate::fault::Fault;
 use crate::rule::MovementBy;
 
 impl Words {
     /// Writes the cut down once the tag of every member is here. Tags travel apart from bits, so
     /// some may be missing yet.
-    pub(super) fn gather(&mut self, arrival: &mut Arrival<Stage>, cx: &mut Context, cells: &impl Cells) {
+    pub(super) fn gather(&mut self, arrival: &mut Arrival<WordStage>, cx: &mut Context, cells: &impl Cells) {
         let round = cx.ledger.open();
         let unseen = self.fill(round, cx, cells);
         self.unseen = unseen.unwrap_or(0);
@@ -26,7 +26,7 @@ impl Words {
         // Before any rank can learn that this round is over, the next one's words are zero. All
         // have released the round that used them last: this rank checked when it arrived.
         let (next, host) = (round + 1, cx.ledger.home_host_after(round, &cx.plan));
-        arrival.enter(Stage::Clearing, &mut cx.outbox);
+        arrival.enter(WordStage::Clearing, &mut cx.outbox);
         if cx.plan.fault(Fault::SkipRearm) || cx.plan.fault(Fault::LateRearm) {
             self.cleared(arrival, cx);
         } else {
@@ -87,7 +87,7 @@ impl Words {
     }
 
     /// The next round is ready: hands out the record. What the initiator reduces by itself is in place before it.
-    pub(super) fn cleared(&self, arrival: &mut Arrival<Stage>, cx: &mut Context) {
+    pub(super) fn cleared(&self, arrival: &mut Arrival<WordStage>, cx: &mut Context) {
         let round = cx.ledger.open();
         let reduces = cx.plan.movement == MovementBy::Initiator;
         let early = cx.plan.fault(Fault::LandBeforeData);
@@ -104,9 +104,9 @@ impl Words {
             combine_what_was_pushed(round, cx);
         }
         if !cx.plan.fault(Fault::ForgetWake) {
-            cx.outbox.wake(cx.plan.callees(), Interest::Outcome);
+            cx.outbox.wake(cx.plan.callees(), Awaited::Outcome);
         }
-        arrival.enter(Stage::Published, &mut cx.outbox);
+        arrival.enter(WordStage::Published, &mut cx.outbox);
     }
 }
 
