@@ -20,6 +20,8 @@ use crate::time::Time;
 #[derive(Debug)]
 pub(crate) struct Engine {
     driver: Driver,
+    /// What it works towards.
+    goal: Goal,
     /// Polls also search for work that others left, until none is left.
     searches: bool,
     /// When this rank closed the round whose landing is measured.
@@ -27,16 +29,9 @@ pub(crate) struct Engine {
     following: Option<Box<Following>>,
 }
 
-/// An engine that works towards a goal.
-#[derive(Debug)]
-pub(crate) struct Pursuit<'a> {
-    engine: &'a mut Engine,
-    goal: Goal,
-}
-
 impl Engine {
     pub(crate) fn new(driver: Driver) -> Self {
-        Engine { driver, searches: false, closed: None, following: None }
+        Engine { driver, goal: Goal::Outcome, searches: false, closed: None, following: None }
     }
 
     /// The same, leading others or led by one.
@@ -247,17 +242,13 @@ impl Protocol for Engine {
     }
 
     #[inline]
-    fn towards(&mut self, goal: Goal) -> Pursuit<'_> {
-        Pursuit { engine: self, goal }
+    fn towards(&mut self, goal: Goal) -> &mut Self {
+        self.goal = goal;
+        self
     }
 
     fn serves(&self) -> bool {
         self.machine().serves()
-    }
-
-    #[inline]
-    fn needs_time(&self) -> bool {
-        self.machine().needs_time()
     }
 
     fn drive(&mut self, now: Time, effort: Effort) -> Result<()> {
@@ -274,18 +265,6 @@ impl Protocol for Engine {
     fn look(&mut self, now: Time) -> Result<()> {
         self.driver.look(now)?;
         self.drive(now, Effort::Nothing)
-    }
-
-    #[inline]
-    fn wants_time(&mut self, polled: Time) -> bool {
-        let Some(round) = self.machine().unmeasured() else { return false };
-        self.closed.get_or_insert(polled);
-        self.machine().landed() >= round
-    }
-
-    fn time(&mut self, now: Time) {
-        let latency = self.closed.take().map(|closed| now.saturating_sub(closed));
-        self.machine_mut().measured(latency);
     }
 
     fn stats(&self) -> Stats {
@@ -305,9 +284,7 @@ impl Protocol for Engine {
 }
 
 impl Shared for Engine {
-    type Work<'a> = Pursuit<'a>;
-
-    fn left_undone(&mut self) -> Option<Pursuit<'_>> {
+    fn left_undone(&mut self) -> Option<&mut Self> {
         // Once the outcome is there, the caller may stay away for long, and so would a claim of its helper thread. What
         // was decided before is carried out all the same: other ranks may wait for it.
         let machine = self.machine();
@@ -324,68 +301,67 @@ impl Shared for Engine {
         let has_news = self.following.as_ref().is_some_and(|following| following.has_news());
         self.driver.is_delegated() && !has_news
     }
-
-    fn rouse(&mut self) {
-        self.towards(Goal::Arrival).rouse();
-    }
 }
 
-impl Work for Pursuit<'_> {
+impl Work for Engine {
     fn needs_time(&self) -> bool {
-        self.engine.machine().needs_time()
+        self.machine().needs_time()
     }
 
     fn looks(&self, yields: bool) -> Looks {
-        Looks::new(yields, self.engine.machine().plan().topology.is_one_host())
+        Looks::new(yields, self.machine().plan().topology.is_one_host())
     }
 
     #[inline]
     fn poll(&mut self, now: Time) -> Result<Polled> {
         // The arrival may have brought the outcome.
-        if self.goal == Goal::Outcome && self.engine.has_all_without_a_look() {
-            self.engine.searches = false;
+        if self.goal == Goal::Outcome && self.has_all_without_a_look() {
+            self.searches = false;
             return Ok(Polled::Ready);
         }
-        let effort = if self.engine.searches { Effort::Search } else { Effort::Work };
-        if self.engine.step(now, effort)? {
+        let effort = if self.searches { Effort::Search } else { Effort::Work };
+        if self.step(now, effort)? {
             // The outcome is there: a look at a network could only cost time. A rank that leaves still has to poll: a
             // completion that frees it may also free something that others wait for, such as its share of a round.
             let outcome = matches!(self.goal, Goal::Outcome | Goal::Arrival);
-            if !outcome || self.engine.machine().peek_op().is_some() || !self.engine.has_reached(self.goal) {
+            if !outcome || self.machine().peek_op().is_some() || !self.has_reached(self.goal) {
                 return Ok(Polled::Progress);
             }
-            self.engine.searches = false;
+            self.searches = false;
             return Ok(Polled::Ready);
         }
-        self.engine.searches = false;
-        Ok(if self.engine.has_reached(self.goal) { Polled::Ready } else { Polled::Idle })
+        self.searches = false;
+        Ok(if self.has_reached(self.goal) { Polled::Ready } else { Polled::Idle })
     }
 
     /// Only rounds that this rank closes from here on are timed. For one that it closed when it
     /// last left the library, the time would include its absence.
     fn begin(&mut self) {
-        self.engine.forget_time();
+        self.forget_time();
     }
 
     #[inline]
     fn wants_time(&mut self, polled: Time) -> bool {
-        self.engine.wants_time(polled)
+        let Some(round) = self.machine().unmeasured() else { return false };
+        self.closed.get_or_insert(polled);
+        self.machine().landed() >= round
     }
 
     fn time(&mut self, now: Time) {
-        self.engine.time(now);
+        let latency = self.closed.take().map(|closed| now.saturating_sub(closed));
+        self.machine_mut().measured(latency);
     }
 
     fn next_timer(&self) -> Option<Time> {
-        self.engine.machine().next_timer()
+        self.machine().next_timer()
     }
 
     fn search(&mut self) {
-        self.engine.searches = true;
+        self.searches = true;
     }
 
     fn rest(&mut self, now: Time) -> Result<Rest> {
-        let Engine { driver, searches, .. } = &mut *self.engine;
+        let Engine { driver, searches, .. } = self;
         let interest = driver.machine().interest() as u32;
         driver.endpoint().prepare_wait(interest);
         let unseen = driver.machine().plan().fault(Fault::SleepUnseen);
@@ -401,35 +377,35 @@ impl Work for Pursuit<'_> {
     }
 
     fn sleep(&mut self, at_most: Duration) {
-        self.engine.driver.endpoint().wait(at_most);
-        self.engine.searches = true;
+        self.driver.endpoint().wait(at_most);
+        self.searches = true;
     }
 
     fn rouse(&mut self) {
-        self.engine.driver.endpoint().cancel_wait();
-        self.engine.searches = true;
+        self.driver.endpoint().cancel_wait();
+        self.searches = true;
     }
 
     fn delegate(&mut self) -> bool {
-        self.engine.driver.endpoint().delegate_wait()
+        self.driver.endpoint().delegate_wait()
     }
 
     fn missing(&self) -> Ranks {
-        Ranks(self.engine.driver.missing().iter().collect())
+        Ranks(self.driver.missing().iter().collect())
     }
 
     fn hear_of(&mut self, dead: u32) {
-        self.engine.machine_mut().inherit(dead);
+        self.machine_mut().inherit(dead);
     }
 
     fn outlive(&mut self, now: Time) -> Result<Outlived> {
-        if self.engine.step(now, Effort::Search)? {
+        if self.step(now, Effort::Search)? {
             return Ok(Outlived::Progress);
         }
         Ok(match () {
-            () if self.engine.has_reached(self.goal) => Outlived::Ready,
-            () if self.engine.machine().plan().fault(Fault::GiveUpEarly) => Outlived::Lost,
-            () if self.engine.driver.is_pending() => Outlived::Pending,
+            () if self.has_reached(self.goal) => Outlived::Ready,
+            () if self.machine().plan().fault(Fault::GiveUpEarly) => Outlived::Lost,
+            () if self.driver.is_pending() => Outlived::Pending,
             () => Outlived::Lost,
         })
     }
@@ -534,7 +510,7 @@ mod tests {
         let mut survivor = Engine::new(drivers.remove(0));
         let mut waiter = Waiter::new(fabrics[0].clone(), Spin::new(Duration::from_millis(1), true));
         let deadline = Deadline::from(Duration::from_secs(60));
-        waiter.block(&mut survivor.towards(Goal::Outcome), "wait", deadline).unwrap();
+        waiter.block(survivor.towards(Goal::Outcome), "wait", deadline).unwrap();
         assert_eq!(survivor.machine().stats().inherited, 2);
         let at = survivor.machine().outcome_at(1);
         assert_eq!(memory.outcome::<u64>(at, plan(0).bytes), [u64::from(RANKS); ELEMENTS]);

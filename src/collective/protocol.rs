@@ -123,16 +123,13 @@ pub(crate) trait Protocol: Shared {
     /// Whether the outcome of the arrival is there.
     fn is_complete(&self) -> bool;
 
-    /// The same, working towards a goal.
-    fn towards(&mut self, goal: Goal) -> Self::Work<'_>;
+    /// The same, working towards a goal from here on.
+    fn towards(&mut self, goal: Goal) -> &mut Self;
 
     /// Whether other ranks need this one also when it has no arrival.
     fn serves(&self) -> bool {
         false
     }
-
-    /// Whether its steps make use of the time.
-    fn needs_time(&self) -> bool;
 
     /// Works until no step is left now.
     ///
@@ -153,15 +150,6 @@ pub(crate) trait Protocol: Shared {
     /// # Errors
     /// An endpoint that has failed.
     fn look(&mut self, now: Time) -> Result<()>;
-
-    /// Whether a round that was closed here has landed, so that [`Protocol::time`] is to be told the time. `polled` is the
-    /// earliest time at which this rank can have closed one.
-    fn wants_time(&mut self, _polled: Time) -> bool {
-        false
-    }
-
-    /// Says what time it is, if [`Protocol::wants_time`] asked for that.
-    fn time(&mut self, _now: Time) {}
 
     fn stats(&self) -> Stats;
 

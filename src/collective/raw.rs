@@ -14,7 +14,6 @@ use crate::error::{Error, Result};
 use crate::executor::caller::Waiter;
 use crate::executor::deferred_work::Provider;
 use crate::executor::thread::{Helped, InUse, Seat};
-use crate::executor::work::Work;
 use crate::fabric::Lender;
 use crate::rank_set::RankSet;
 use crate::rule::Executor;
@@ -440,7 +439,7 @@ impl<P: Protocol> Raw<P> {
     ) -> Result<R> {
         self.seat.claim_work();
         let mut engine = self.seat.take();
-        let done = self.waiter.block(&mut engine.towards(self.session.goal()), operation, deadline);
+        let done = self.waiter.block(engine.towards(self.session.goal()), operation, deadline);
         // The helper thread must not get the engine in between: with a claim of its own, nothing would be ready.
         let done = done.map(|()| then(&mut self.session, &mut engine));
         self.continue_serving(engine);

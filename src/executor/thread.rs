@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::caller::{Clock, poll};
 use super::helper::{Helper, PANICKED, Stand, Task};
 use super::notice::Notice;
-use super::work::{Outlived, Rest, Shared, Work};
+use super::work::{Outlived, Rest, Shared};
 use crate::error::Result;
 use crate::fabric::Fabric;
 
@@ -246,14 +246,14 @@ impl<S: Shared> Task for Common<S> {
 
     fn work(&self, begins: bool, yields: bool) -> Stand {
         self.act(|shared| {
-            let Some(mut work) = shared.left_undone() else { return Ok(Stand::Over) };
+            let Some(work) = shared.left_undone() else { return Ok(Stand::Over) };
             if begins {
                 work.begin();
             }
             let (now, steps) = (self.clock.now(), Cell::new(1));
             let leave = || self.is_wanted() || steps.replace(steps.get() + 1) == TURN;
             let looks = work.looks(yields);
-            let done = poll(&mut work, now, looks, &leave)?;
+            let done = poll(work, now, looks, &leave)?;
             if work.wants_time(now) {
                 work.time(self.clock.now());
             }
@@ -266,7 +266,7 @@ impl<S: Shared> Task for Common<S> {
 
     fn rest(&self) -> Stand {
         self.act(|shared| {
-            let Some(mut work) = shared.left_undone() else { return Ok(Stand::Over) };
+            let Some(work) = shared.left_undone() else { return Ok(Stand::Over) };
             let Rest::Asleep { until } = work.rest(self.clock.now())? else {
                 return Ok(Stand::Awake { timer: None });
             };
@@ -297,7 +297,7 @@ impl<S: Shared> Task for Common<S> {
             if self.asleep.load(Ordering::Relaxed) {
                 self.end_sleep(shared);
             }
-            let Some(mut work) = shared.left_undone() else { return Ok(Stand::Over) };
+            let Some(work) = shared.left_undone() else { return Ok(Stand::Over) };
             dead.iter().for_each(|&rank| work.hear_of(rank));
             let now = self.clock.now();
             loop {

@@ -80,7 +80,8 @@ pub(crate) trait Work {
     /// From now on it is polled all the time, until the goal is reached or the executor gives up.
     fn begin(&mut self);
 
-    /// Whether a round that was closed here has landed, so that [`Work::time`] is to be told the time.
+    /// Whether a round that was closed here has landed, so that [`Work::time`] is to be told the time. `polled` is the
+    /// earliest time at which this rank can have closed one.
     fn wants_time(&mut self, polled: Time) -> bool;
 
     /// Says what time it is, if [`Work::wants_time`] asked for that.
@@ -142,20 +143,14 @@ pub(crate) trait Work {
 }
 
 /// What its owner and a thread carry on by turns.
-pub(crate) trait Shared: Send + Debug + 'static {
-    /// The thread's part.
-    type Work<'a>: Work;
-
-    /// What there is for a thread to carry on. Nothing if the owner has what it wants or can take it, and no other rank
-    /// waits for what was decided here.
-    fn left_undone(&mut self) -> Option<Self::Work<'_>>;
+pub(crate) trait Shared: Work + Send + Debug + 'static {
+    /// The same, working towards what a thread can carry on. Nothing if the owner has what it wants or can take it, and no
+    /// other rank waits for what was decided here.
+    fn left_undone(&mut self) -> Option<&mut Self>;
 
     /// Whether the owner can take what it wants, also while other ranks still need the work.
     fn has_result(&self) -> bool;
 
     /// Whether a sleep was delegated and is not over.
     fn is_asleep(&self) -> bool;
-
-    /// Takes the announcement of a delegated sleep back.
-    fn rouse(&mut self);
 }

@@ -430,7 +430,7 @@ impl Actor {
     }
 
     /// The engine, on its way to what the caller waits for.
-    fn pursue(&mut self) -> impl Work {
+    fn pursue(&mut self) -> &mut Engine {
         self.engine.towards(self.session.goal())
     }
 

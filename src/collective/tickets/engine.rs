@@ -20,21 +20,16 @@ const TICKETS: u64 = 1 << 40;
 #[derive(Debug)]
 pub(crate) struct TicketEngine {
     driver: TicketDriver,
+    /// What it works towards.
+    goal: Goal,
     arrivals: u64,
     /// How far this rank is: as many iterations as it made, or as the newest in a mean did where ages count.
     iteration: u64,
 }
 
-/// An engine that works towards a goal.
-#[derive(Debug)]
-pub(crate) struct TicketPursuit<'a> {
-    engine: &'a mut TicketEngine,
-    goal: Goal,
-}
-
 impl TicketEngine {
     pub(crate) fn new(driver: TicketDriver) -> Self {
-        TicketEngine { driver, arrivals: 0, iteration: 0 }
+        TicketEngine { driver, goal: Goal::Outcome, arrivals: 0, iteration: 0 }
     }
 
     fn has_reached(&self, goal: Goal) -> bool {
@@ -128,12 +123,9 @@ impl Protocol for TicketEngine {
         self.driver.machine().is_ready()
     }
 
-    fn towards(&mut self, goal: Goal) -> TicketPursuit<'_> {
-        TicketPursuit { engine: self, goal }
-    }
-
-    fn needs_time(&self) -> bool {
-        self.driver.is_spread() || self.driver.machine().plan().deadline().is_some()
+    fn towards(&mut self, goal: Goal) -> &mut Self {
+        self.goal = goal;
+        self
     }
 
     fn drive(&mut self, now: Time, effort: Effort) -> Result<()> {
@@ -164,9 +156,7 @@ impl Protocol for TicketEngine {
 }
 
 impl Shared for TicketEngine {
-    type Work<'a> = TicketPursuit<'a>;
-
-    fn left_undone(&mut self) -> Option<TicketPursuit<'_>> {
+    fn left_undone(&mut self) -> Option<&mut Self> {
         (!self.has_reached(Goal::Arrival)).then(|| self.towards(Goal::Arrival))
     }
 
@@ -177,26 +167,22 @@ impl Shared for TicketEngine {
     fn is_asleep(&self) -> bool {
         self.driver.is_delegated()
     }
-
-    fn rouse(&mut self) {
-        self.driver.endpoint().cancel_wait();
-    }
 }
 
-impl Work for TicketPursuit<'_> {
+impl Work for TicketEngine {
     fn needs_time(&self) -> bool {
-        self.engine.needs_time()
+        self.driver.is_spread() || self.driver.machine().plan().deadline().is_some()
     }
 
     fn looks(&self, yields: bool) -> Looks {
-        Looks::new(yields, !self.engine.driver.is_spread())
+        Looks::new(yields, !self.driver.is_spread())
     }
 
     fn poll(&mut self, now: Time) -> Result<Polled> {
-        if self.engine.driver.step(now, Effort::Work)? {
+        if self.driver.step(now, Effort::Work)? {
             return Ok(Polled::Progress);
         }
-        Ok(if self.engine.has_reached(self.goal) { Polled::Ready } else { Polled::Idle })
+        Ok(if self.has_reached(self.goal) { Polled::Ready } else { Polled::Idle })
     }
 
     fn begin(&mut self) {}
@@ -208,13 +194,13 @@ impl Work for TicketPursuit<'_> {
     fn time(&mut self, _now: Time) {}
 
     fn next_timer(&self) -> Option<Time> {
-        self.engine.driver.machine().next_timer()
+        self.driver.machine().next_timer()
     }
 
     fn search(&mut self) {}
 
     fn rest(&mut self, now: Time) -> Result<Rest> {
-        let driver = &mut self.engine.driver;
+        let driver = &mut self.driver;
         let awaited = interest(driver.machine().awaits());
         driver.endpoint().prepare_wait(awaited);
         if driver.rest(now)? {
@@ -226,19 +212,19 @@ impl Work for TicketPursuit<'_> {
     }
 
     fn sleep(&mut self, at_most: Duration) {
-        self.engine.driver.endpoint().wait(at_most);
+        self.driver.endpoint().wait(at_most);
     }
 
     fn rouse(&mut self) {
-        self.engine.driver.endpoint().cancel_wait();
+        self.driver.endpoint().cancel_wait();
     }
 
     fn delegate(&mut self) -> bool {
-        self.engine.driver.endpoint().delegate_wait()
+        self.driver.endpoint().delegate_wait()
     }
 
     fn missing(&self) -> Ranks {
-        Ranks(self.engine.driver.missing())
+        Ranks(self.driver.missing())
     }
 
     fn hear_of(&mut self, _dead: u32) {}
@@ -249,7 +235,7 @@ impl Work for TicketPursuit<'_> {
             Polled::Progress => Outlived::Progress,
             Polled::Ready => Outlived::Ready,
             // The other members can end it.
-            Polled::Idle if self.engine.driver.machine().has_formed() => Outlived::Pending,
+            Polled::Idle if self.driver.machine().has_formed() => Outlived::Pending,
             Polled::Idle => Outlived::Lost,
         })
     }

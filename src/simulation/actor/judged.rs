@@ -35,7 +35,7 @@ impl Actor {
 
     /// Does one thing in place of the dead.
     pub(super) fn outlive(&mut self, now: Time, goal: Goal, oracle: &mut Rc<Oracle>) -> Step<Outlived> {
-        let mut work = self.engine.towards(goal);
+        let work = self.engine.towards(goal);
         self.heard.iter().for_each(|&dead| work.hear_of(dead));
         // One step at a time, so that the others come in between.
         self.drive(now, oracle, |engine| engine.towards(goal).outlive(now))
