@@ -19,6 +19,7 @@ use crate::units::parse_size;
 
 /// The transport of a world.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FabricChoice {
     /// Shared memory; where ranks are on several machines, verbs if all have a device, else libfabric.
     #[default]

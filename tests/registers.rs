@@ -55,10 +55,10 @@ impl Registers {
             let mut members = Vec::new();
             match self.group {
                 Group::World => members.extend(self.active.iter()),
-                Group::Arrivals(_) => unreachable!("rounds have no such groups"),
                 Group::Butterfly(size) => {
                     Butterfly::new(size).unwrap().group(&self.active, cut.round(), lowest, &mut members);
                 }
+                _ => unreachable!("rounds have no other groups"),
             }
             if members.contains(&me) {
                 own.clone_from(&members);

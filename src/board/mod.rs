@@ -37,6 +37,7 @@ use plan::Readers;
 
 /// Bytes of callers' data that the [synchronous collectives](crate::World#synchronous-collectives) of a rank have copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Copies {
     /// From memory of the caller to where other ranks read, results of reductions included.
     pub into_boards: u64,

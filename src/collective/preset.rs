@@ -7,6 +7,7 @@ use crate::rule::{Absent, Fire, Scale};
 
 /// A method by name, published or our own: a set of the choices of a collective ([`AllreduceBuilder::preset`](crate::AllreduceBuilder::preset)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Preset {
     /// Synchronous SGD: the mean of the gradients of all ranks.
     Synchronous,

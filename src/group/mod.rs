@@ -32,6 +32,7 @@ use crate::rank_set::RankSet;
 /// instance `butterfly=4` or `arrivals=4`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
+#[non_exhaustive]
 pub enum Group {
     /// All that are active.
     #[default]

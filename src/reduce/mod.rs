@@ -19,6 +19,7 @@ pub use crate::named::UnknownName;
 
 /// The operation on two elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum Reduce {
     /// Sum; integers wrap.
     #[default]

@@ -20,6 +20,7 @@ pub enum Mover {
 
 /// The agent that carries a round out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum Executor {
     /// By the hw-config's measurements.
     #[default]

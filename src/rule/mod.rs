@@ -156,6 +156,7 @@ pub(crate) fn power(base: f64, exponent: u64) -> f64 {
 
 /// What the sum of a round is divided by.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
+#[non_exhaustive]
 pub enum Scale {
     /// Nothing.
     #[default]
@@ -221,6 +222,7 @@ impl FromStr for Scale {
 
 /// An invalid rule, and what would be accepted.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum RuleError {
     /// Not one of the firing rules.
     #[error(

@@ -28,6 +28,7 @@ pub use outcomes::{BucketOutcome, BucketOutcomes};
 /// Which tensors share a bucket. On the command line `measured`, `each`, `one`, or a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
+#[non_exhaustive]
 pub enum Buckets {
     /// Those for which the last bucket ends earliest, by what the collective measures: when tensors are ready, and what a
     /// message of a size takes. It begins with what one message for all would cost, and plans after 10 steps and then

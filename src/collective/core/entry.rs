@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 
-/// In what way a rank takes part in a round.
+/// In what way a rank takes part in a round. There are no others: a program that reads cuts handles all three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Part {
@@ -19,6 +19,7 @@ pub enum Part {
 
 /// One rank's part in a round.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Entry {
     /// Whose.
     pub rank: u32,

@@ -2,6 +2,7 @@
 
 /// What happened to one rank in one collective so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Stats {
     /// Arrivals that entered the round they were made for.
     pub fresh: u64,
