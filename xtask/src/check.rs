@@ -55,7 +55,8 @@ fn declared(source: &str) -> impl Iterator<Item = &str> {
     source.lines().filter_map(|line| {
         let words = line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty());
         let mut words = words.skip_while(|word| ["pub", "crate", "super", "in"].contains(word));
-        let is_type = !line.starts_with(' ') && ["struct", "enum", "trait", "type"].contains(&words.next()?);
+        let is_type =
+            line.starts_with(char::is_alphabetic) && ["struct", "enum", "trait", "type"].contains(&words.next()?);
         words.next().filter(|_| is_type)
     })
 }
