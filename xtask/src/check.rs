@@ -53,11 +53,13 @@ fn add_texts(folder: &Path, texts: &mut Vec<PathBuf>) -> Result<(), String> {
 /// The types that the modules of a source declare.
 fn declared(source: &str) -> impl Iterator<Item = &str> {
     source.lines().filter_map(|line| {
-        let words = line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty());
-        let mut words = words.skip_while(|word| ["pub", "crate", "super", "in"].contains(word));
-        let is_type =
-            line.starts_with(char::is_alphabetic) && ["struct", "enum", "trait", "type"].contains(&words.next()?);
-        words.next().filter(|_| is_type)
+        let shown = line.strip_prefix("pub").map_or(line, |rest| rest.trim_start_matches(|c| c != ' ').trim_start());
+        // Without its path: pub(in crate::a).
+        let item =
+            shown.split_once(") ").map_or(shown, |(path, item)| if path.starts_with("crate") { item } else { shown });
+        let (kind, rest) = item.split_once(' ')?;
+        let name = rest.split(|c: char| !c.is_alphanumeric()).next();
+        name.filter(|_| ["struct", "enum", "trait", "type"].contains(&kind))
     })
 }
 

@@ -7,7 +7,7 @@ use super::limits::{LEAST_SPREAD, Limits, RESERVED};
 use super::message::{Header, MOST_DATA, MOST_HEADER};
 use super::registration::{Failed, Purpose, Registered};
 use super::shares::Pool;
-use super::wire::{Atomicity, CellChange, Ends, Entry, Local, Posted, Remote, Wire};
+use super::wire::{Atomicity, CellChange, Ends, Local, Posted, QueueEntry, Remote, Wire};
 use crate::fabric::memory::check_memory;
 use crate::fabric::{Access, CACHE_LINE, Window};
 
@@ -345,21 +345,21 @@ impl<W: Wire> Link<W> {
     pub(super) fn next(&mut self) -> Option<Event> {
         loop {
             return Some(match self.wire.next()? {
-                Entry::Landed(data) => Event::Landed(data),
-                Entry::Unreachable { peer, reason } => Event::Failed(peer, None, reason),
-                Entry::Done { number, len } if number < self.limits.receives => Event::Message(number, len),
-                Entry::Done { number, .. } => self.release(number),
+                QueueEntry::Landed(data) => Event::Landed(data),
+                QueueEntry::Unreachable { peer, reason } => Event::Failed(peer, None, reason),
+                QueueEntry::Done { number, len } if number < self.limits.receives => Event::Message(number, len),
+                QueueEntry::Done { number, .. } => self.release(number),
                 // A stranger's message may have been too long; its buffer can be posted again.
-                Entry::Failed { number, .. } if number < self.limits.receives => {
+                QueueEntry::Failed { number, .. } if number < self.limits.receives => {
                     self.refused = self.post_receive(number).err().or(self.refused);
                     continue;
                 }
-                Entry::Failed { number, reason } => {
+                QueueEntry::Failed { number, reason } => {
                     let Operation { peer, transfer, .. } = self.operations[number];
                     let moved = matches!(self.release(number), Event::Moved(..));
                     Event::Failed(peer, moved.then_some(transfer), reason)
                 }
-                Entry::Nothing => Event::Nothing,
+                QueueEntry::Nothing => Event::Nothing,
             });
         }
     }

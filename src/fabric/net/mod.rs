@@ -106,4 +106,6 @@ pub(crate) use secret::JobSecret;
 pub(super) use shares::peers;
 #[cfg(all(test, not(loom)))]
 pub(super) use shares::share;
-pub(super) use wire::{Atomicity, CellChange, Ends, Entry, Local, Posted, Remote, Telling, Trouble, Watched, Wire};
+pub(super) use wire::{
+    Atomicity, CellChange, Ends, Local, Posted, QueueEntry, Remote, Telling, Trouble, Watched, Wire,
+};

@@ -36,7 +36,7 @@ pub(in crate::fabric) type Ends<'a, M> = (Local<'a, M>, Remote);
 
 /// An entry of the completion queue.
 #[derive(Clone, Debug)]
-pub(in crate::fabric) enum Entry {
+pub(in crate::fabric) enum QueueEntry {
     /// The operation of this number has completed; a receive, with the length of the message in bytes.
     Done { number: usize, len: usize },
     /// The operation of this number has failed, for this reason.
@@ -115,7 +115,7 @@ impl Telling {
 /// A provider's endpoint. It knows nothing of messages, credit or collectives.
 ///
 /// Peers are named by their ranks. Each operation has a number, below [`Limits::operations`], which
-/// its [`Entry`] repeats. A number is not used for two operations at a time.
+/// its [`QueueEntry`] repeats. A number is not used for two operations at a time.
 ///
 /// # Safety of operations
 /// Those that use memory after the call returns are unsafe. Until their entry was read or the wire
@@ -298,7 +298,7 @@ pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
     fn poll(&mut self) -> Result<(), Self::Error>;
 
     /// The next entry that [`Wire::poll`] has read.
-    fn next(&mut self) -> Option<Entry>;
+    fn next(&mut self) -> Option<QueueEntry>;
 
     /// The next trouble that the device has reported. Not for every look at the network, as it may be
     /// a call of the system.

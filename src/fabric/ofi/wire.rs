@@ -20,7 +20,7 @@ use super::registration::{Failed, Registered, Registrar};
 use super::watchdog::Watchdog;
 use crate::error::Ranks;
 use crate::fabric::net::{
-    Atomicity, CellChange, Ends, Entry, Local, Posted, Purpose, Registered as _, Remote, Telling, Watched, Wire,
+    Atomicity, CellChange, Ends, Local, Posted, Purpose, QueueEntry, Registered as _, Remote, Telling, Watched, Wire,
 };
 use crate::time::Deadline;
 
@@ -41,7 +41,7 @@ pub(in crate::fabric) struct OfiWire {
     contexts: Box<[Context]>,
     entries: [sys::fi_cq_data_entry; 16],
     read: Range<usize>,
-    failed: VecDeque<Entry>,
+    failed: VecDeque<QueueEntry>,
     cell_changes: Option<Changes>,
     /// What to sleep on, and the provider's change count at which that was read, if it is known.
     watched: Arc<[Watched]>,
@@ -150,12 +150,12 @@ impl OfiWire {
         match self.go_on(number) {
             Ok(true) => {}
             Ok(false) => self.cell_changes.iter_mut().for_each(|changes| changes.stalled.push_back(number)),
-            Err(code) => self.failed.push_back(Entry::Failed { number, reason: self.text(code) }),
+            Err(code) => self.failed.push_back(QueueEntry::Failed { number, reason: self.text(code) }),
         }
     }
 
     /// Reads the entry of a failed operation.
-    fn read_failed(&mut self) -> Result<Option<Entry>, Code> {
+    fn read_failed(&mut self) -> Result<Option<QueueEntry>, Code> {
         let failed = match self.endpoint.queue().failed() {
             Err(Code::AGAIN) => return Ok(None),
             failed => failed?,
@@ -164,7 +164,7 @@ impl OfiWire {
         if let (Some(number), Some(changes)) = (number, &mut self.cell_changes) {
             changes.left[number] = None;
         }
-        Ok(number.map(|number| Entry::Failed { number, reason: failed.text }))
+        Ok(number.map(|number| QueueEntry::Failed { number, reason: failed.text }))
     }
 }
 
@@ -336,7 +336,7 @@ impl Wire for OfiWire {
         Ok(())
     }
 
-    fn next(&mut self) -> Option<Entry> {
+    fn next(&mut self) -> Option<QueueEntry> {
         loop {
             if let Some(failed) = self.failed.pop_front() {
                 return Some(failed);
@@ -345,11 +345,11 @@ impl Wire for OfiWire {
             // Check both: some providers set the second flag on completions of the writer, too.
             let landed = sys::FI_REMOTE_WRITE | sys::FI_REMOTE_CQ_DATA;
             if entry.flags & landed == landed {
-                return Some(Entry::Landed(entry.data));
+                return Some(QueueEntry::Landed(entry.data));
             }
-            let Some(number) = self.number(entry.op_context) else { return Some(Entry::Nothing) };
+            let Some(number) = self.number(entry.op_context) else { return Some(QueueEntry::Nothing) };
             if !self.goes_on(number) {
-                return Some(Entry::Done { number, len: entry.len });
+                return Some(QueueEntry::Done { number, len: entry.len });
             }
         }
     }

@@ -20,7 +20,7 @@ use super::registration::{Failed, Registrar};
 use super::settings::{Depths, INLINE};
 use super::work::WorkRequest;
 use crate::error::Error;
-use crate::fabric::net::{Entry, Posted, Trouble, Watched};
+use crate::fabric::net::{Posted, QueueEntry, Trouble, Watched};
 
 /// The queues of a rank on one device. A field is dropped before those that it depends on.
 pub(super) struct Rail {
@@ -154,19 +154,19 @@ impl Rail {
 
     /// What a completion of anything but a receive means for those above, if it means something; and why the device does
     /// not take a buffer back, if it does not.
-    pub(super) fn process(&mut self, work: WorkRequest, completion: &ibv_wc) -> (Option<Entry>, Option<Code>) {
+    pub(super) fn process(&mut self, work: WorkRequest, completion: &ibv_wc) -> (Option<QueueEntry>, Option<Code>) {
         let failed = completion.status != IBV_WC_SUCCESS;
         let reason = || self.queue.status_text(completion.status);
         let entry = match work {
             WorkRequest::Operation { number, peer, posted } => {
                 Some(match self.connections.complete(peer, posted, failed.then_some(reason)) {
-                    None => Entry::Done { number, len: 0 },
-                    Some(reason) => Entry::Failed { number, reason: reason.to_owned() },
+                    None => QueueEntry::Done { number, len: 0 },
+                    Some(reason) => QueueEntry::Failed { number, reason: reason.to_owned() },
                 })
             }
             WorkRequest::Unsignaled { peer, posted } => {
                 let reason = self.connections.complete(peer, posted, failed.then_some(reason));
-                reason.map(|reason| Entry::Unreachable { peer, reason: reason.to_owned() })
+                reason.map(|reason| QueueEntry::Unreachable { peer, reason: reason.to_owned() })
             }
             WorkRequest::HelloSent { buffer } => {
                 self.connections.hello_is_sent(buffer);

@@ -19,7 +19,7 @@ use super::work::WorkRequest;
 use crate::error::Ranks;
 use crate::fabric::Atomic;
 use crate::fabric::net::{
-    Atomicity, CellChange, Ends, Entry, JobSecret, Local, Posted, Purpose, Remote, Trouble, Watched, Wire,
+    Atomicity, CellChange, Ends, JobSecret, Local, Posted, Purpose, QueueEntry, Remote, Trouble, Watched, Wire,
 };
 
 /// How long a rank that ends waits for its last messages to arrive.
@@ -136,17 +136,20 @@ impl VerbsWire {
     }
 
     /// What a completion of the first rail means for those above; `None` if nothing.
-    fn process(&mut self, completion: &ibv_wc) -> Option<Entry> {
+    fn process(&mut self, completion: &ibv_wc) -> Option<QueueEntry> {
         let failed = completion.status != IBV_WC_SUCCESS;
         match WorkRequest::decode(completion.wr_id)? {
             WorkRequest::Receive { number } if failed => {
-                Some(Entry::Failed { number, reason: self.first.queue.status_text(completion.status) })
+                Some(QueueEntry::Failed { number, reason: self.first.queue.status_text(completion.status) })
             }
             WorkRequest::Receive { number } if completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM => {
                 self.refused = self.post_receive(number).err().or(self.refused);
-                Some(verbs::immediate(completion).map_or(Entry::Nothing, |data| Entry::Landed(u64::from(data))))
+                Some(
+                    verbs::immediate(completion)
+                        .map_or(QueueEntry::Nothing, |data| QueueEntry::Landed(u64::from(data))),
+                )
             }
-            WorkRequest::Receive { number } => Some(Entry::Done { number, len: completion.byte_len as usize }),
+            WorkRequest::Receive { number } => Some(QueueEntry::Done { number, len: completion.byte_len as usize }),
             work => {
                 let (entry, refused) = self.first.process(work, completion);
                 self.refused = refused.or(self.refused);
@@ -156,7 +159,7 @@ impl VerbsWire {
     }
 
     /// The next entry of what was read that means something to those above.
-    fn take_next(&mut self) -> Option<Entry> {
+    fn take_next(&mut self) -> Option<QueueEntry> {
         while let Some(completion) = self.first.next() {
             if let Some(entry) = self.process(&completion) {
                 return Some(entry);
@@ -419,7 +422,7 @@ impl Wire for VerbsWire {
     }
 
     #[inline]
-    fn next(&mut self) -> Option<Entry> {
+    fn next(&mut self) -> Option<QueueEntry> {
         if self.rails().all(Rail::was_read) {
             return None;
         }
