@@ -18,9 +18,9 @@ const KINDS: usize = Counted::ALL.len();
 pub(super) struct Outbox {
     ops: VecDeque<Op>,
     /// What reductions among them read, one after the other.
-    inputs: VecDeque<Addend>,
+    inputs: Vec<Addend>,
     /// What records among them have.
-    words: VecDeque<u64>,
+    words: Vec<u64>,
     /// What is in flight, by kind.
     totals: [u32; KINDS],
     /// By kind, and by the host that they go to.
@@ -41,8 +41,8 @@ impl Outbox {
         let hosts = plan.topology.hosts() as usize;
         Outbox {
             ops: VecDeque::with_capacity(plan.usual_ops()),
-            inputs: VecDeque::new(),
-            words: VecDeque::new(),
+            inputs: Vec::new(),
+            words: Vec::new(),
             totals: [0; KINDS],
             towards: vec![0; KINDS * hosts],
             hosts,
@@ -210,12 +210,10 @@ impl Outbox {
         let op = self.ops.pop_front()?;
         match op {
             Op::Combine { inputs, .. } | Op::Average { inputs, .. } => {
-                operands.inputs.clear();
-                operands.inputs.extend(self.inputs.drain(..inputs as usize));
+                hand_over(&mut self.inputs, inputs as usize, &mut operands.inputs);
             }
             Op::Record { words, .. } => {
-                operands.words.clear();
-                operands.words.extend(self.words.drain(..words as usize));
+                hand_over(&mut self.words, words as usize, &mut operands.words);
             }
             _ => {}
         }
@@ -278,6 +276,17 @@ impl Outbox {
     /// How much is in flight, for a line about a machine.
     pub(super) fn in_flight(&self) -> [u32; KINDS] {
         self.totals
+    }
+}
+
+/// Hands the first of a list over. Mostly these are all, and nothing is copied.
+#[inline]
+fn hand_over<T>(from: &mut Vec<T>, count: usize, to: &mut Vec<T>) {
+    to.clear();
+    if count == from.len() {
+        std::mem::swap(from, to);
+    } else {
+        to.extend(from.drain(..count));
     }
 }
 
