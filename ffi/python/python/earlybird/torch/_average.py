@@ -66,6 +66,7 @@ class ModelAverage:
         refuse_another(self, self._is_synchronous)
         self._replica = Replica(model, [optimizer])
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._known = frozenset(self._parameters)
         if not self._parameters:
             raise UsageError("the model has no parameter that is trained")
         self._dtype = torch.promote_types(torch.float32, widest(self._parameters))
@@ -91,8 +92,7 @@ class ModelAverage:
 
     def _check_parameters(self) -> None:
         """Refuses parameters that this rank alone would train."""
-        known = set(self._parameters)
-        name = self._replica.unknown(known) or self._replica.optimizer_of_unknown(known)
+        name = self._replica.unknown(self._known) or self._replica.optimizer_of_unknown(self._known)
         if name is not None:
             raise UsageError(
                 f"{name} trains, or is, a parameter that was not in the model or was frozen when ModelAverage was made, and is not "

@@ -102,6 +102,8 @@ class Gradients:
             raise UsageError("by_hook=True is for a model in DistributedDataParallel")
         refuse_forms(model)
         self._replica = Replica(model, state)
+        if any(isinstance(item, torch.amp.GradScaler) for item in self._replica.state):
+            raise UsageError("a GradScaler is given as scaler=, and not in state: each rank has a scale of its own")
         self._is_synchronous = fire == "all"
         if by_hook and not self._is_synchronous and meet_every < 3:
             raise UsageError(
@@ -118,8 +120,6 @@ class Gradients:
         self._agreement: Agreement | None = None
         self._sum: BucketedAllreduce | None = None
         self._handin = HandIn(model, scaler, self._begin_step, by_hook)
-        if any(isinstance(item, torch.amp.GradScaler) for item in self._replica.state):
-            raise UsageError("a GradScaler is given as scaler=, and not in state: each rank has a scale of its own")
         if wrapped is not None and by_hook:
             self._no_sync = wrapped.no_sync
             self._at_the_end.append(hook(wrapped, self._handin.take_bucket))
