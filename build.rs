@@ -1,5 +1,17 @@
-//! Tells the `earlybird` command from which commit it is built: its measurements say so. Reads git's files, so it needs no
-//! git, and tells nothing where there are none. Nothing of this is done for the library alone.
+//! Decides what the library shows, and tells the `earlybird` command from which commit it is built.
+//!
+//! | cfg | set | what it adds |
+//! |---|---|---|
+//! | `earlybird_internals` | in this project's repository | its modules are public |
+//! | `earlybird_tools` | there, and with the feature `cli` | what only the command, the tests and the measurements use |
+//! | `earlybird_faults` | there, in the profiles of development and tests | deliberate mistakes (`src/fault.rs`) |
+//!
+//! `BUILT_IN_REPOSITORY` says where that is: `.cargo/config.toml` sets it, which cargo reads for builds in this folder
+//! alone. So no other package can turn these on for its users. A model of loom has none of them. `BUILT_IN_REPOSITORY=
+//! cargo clippy` judges what others get.
+//!
+//! Measurements say from which commit the command is. This reads git's files, so it needs no git, and tells nothing where
+//! there are none. The library alone is not told.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,6 +23,7 @@ const SOURCES: [&str; 8] =
 
 fn main() {
     watch(Path::new("build.rs"));
+    show();
     if env::var_os("CARGO_FEATURE_CLI").is_none() {
         return;
     }
@@ -20,6 +33,25 @@ fn main() {
     SOURCES.iter().for_each(|source| watch(Path::new(source)));
     if let Some(changed) = is_changed() {
         println!("cargo::rustc-env=BUILT_FROM_CHANGED={changed}");
+    }
+}
+
+/// Sets what is built besides the library that users get.
+fn show() {
+    println!("cargo::rerun-if-env-changed=BUILT_IN_REPOSITORY");
+    let in_repository = env::var_os("BUILT_IN_REPOSITORY").is_some_and(|value| !value.is_empty())
+        && env::var_os("CARGO_CFG_LOOM").is_none();
+    let with_command = env::var_os("CARGO_FEATURE_CLI").is_some();
+    let optimised = env::var("PROFILE").is_ok_and(|profile| profile == "release");
+    for (name, is_set) in [
+        ("earlybird_internals", in_repository),
+        ("earlybird_tools", in_repository || with_command),
+        ("earlybird_faults", in_repository && !optimised),
+    ] {
+        println!("cargo::rustc-check-cfg=cfg({name})");
+        if is_set {
+            println!("cargo::rustc-cfg={name}");
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Deliberate mistakes that prove that the tests find them. Only with the feature `faults`.
+//! Deliberate mistakes that prove that the tests find them. Only in this repository, in the profiles of development and
+//! tests (`build.rs`).
 //!
 //! The table says of each mistake what it is, which part of the library makes it, and which tests must find it.
 //!
@@ -8,7 +9,7 @@
 //! lasts. So tests with mistakes run in parallel with others. The simulator, whose ranks
 //! share a thread, writes the mistake into the plans of a world.
 //!
-//! Without the feature nothing can be chosen: `Fault::is` is false at compile time, and the mistakes are compiled out.
+//! Elsewhere nothing can be chosen: `Fault::is` is false at compile time, and the mistakes are compiled out.
 
 use std::time::Duration;
 
@@ -359,14 +360,14 @@ pub(crate) struct Fuse {
 }
 
 impl Fuse {
-    #[cfg(feature = "faults")]
+    #[cfg(earlybird_faults)]
     pub(crate) fn new(place: Crash, left: u64) -> Self {
         Fuse { place, left }
     }
 
     /// Kills this process if this is the place and the count is reached.
     pub(crate) fn pass(fuse: &mut Option<Fuse>, place: Crash) {
-        if !cfg!(feature = "faults") {
+        if !cfg!(earlybird_faults) {
             return;
         }
         if let Some(fuse) = fuse.as_mut().filter(|fuse| fuse.place == place) {
@@ -379,7 +380,7 @@ impl Fuse {
 
     /// Whether the next pass of this place is the last.
     pub(crate) fn is_due(fuse: Option<Fuse>, place: Crash) -> bool {
-        cfg!(feature = "faults") && fuse.is_some_and(|fuse| fuse.place == place && fuse.left == 0)
+        cfg!(earlybird_faults) && fuse.is_some_and(|fuse| fuse.place == place && fuse.left == 0)
     }
 }
 
@@ -430,20 +431,20 @@ impl Fault {
         matches!(self, Fault::AbandonTheDead | Fault::GiveUpEarly)
     }
 
-    /// Whether `chosen` is this one; false without the feature.
+    /// Whether `chosen` is this one; false where no mistake is compiled in.
     #[inline(always)]
     pub(crate) fn is(self, chosen: Option<Fault>) -> bool {
-        cfg!(feature = "faults") && chosen == Some(self)
+        cfg!(earlybird_faults) && chosen == Some(self)
     }
 
     /// The mistake that this thread has chosen.
-    #[cfg(feature = "faults")]
+    #[cfg(earlybird_faults)]
     pub(crate) fn chosen() -> Option<Fault> {
         CHOSEN.get()
     }
 
     /// The mistake that this thread has chosen.
-    #[cfg(not(feature = "faults"))]
+    #[cfg(not(earlybird_faults))]
     pub(crate) fn chosen() -> Option<Fault> {
         None
     }
@@ -455,7 +456,7 @@ impl Fault {
 
     /// Runs `work` with another thread's choice: `fault` is what that thread had
     /// [chosen](Fault::chosen).
-    #[cfg(feature = "faults")]
+    #[cfg(earlybird_faults)]
     pub(crate) fn passed_on<R>(fault: Option<Fault>, work: impl FnOnce() -> R) -> R {
         struct Before(Option<Fault>);
         impl Drop for Before {
@@ -468,7 +469,7 @@ impl Fault {
     }
 
     /// Runs `work`; there is no choice to pass on.
-    #[cfg(not(feature = "faults"))]
+    #[cfg(not(earlybird_faults))]
     pub(crate) fn passed_on<R>(_: Option<Fault>, work: impl FnOnce() -> R) -> R {
         work()
     }
@@ -480,7 +481,7 @@ impl Fault {
     }
 }
 
-#[cfg(feature = "faults")]
+#[cfg(earlybird_faults)]
 thread_local! {
     static CHOSEN: std::cell::Cell<Option<Fault>> = const { std::cell::Cell::new(None) };
 }
@@ -490,7 +491,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    #[cfg(feature = "faults")]
+    #[cfg(earlybird_faults)]
     use crate::fabric::RawAccess;
 
     #[test]
@@ -518,7 +519,7 @@ mod tests {
         assert!(Fault::EVERY.len() >= 50, "only {}", Fault::EVERY.len());
     }
 
-    #[cfg(feature = "faults")]
+    #[cfg(earlybird_faults)]
     #[test]
     fn a_fault_is_chosen_for_a_thread_and_a_time() {
         let seen = Fault::ForgetTail.during(RawAccess::CRATE, || {

@@ -29,90 +29,47 @@
 //! The book in `docs/` has the concepts, the semantics and the decisions.
 //!
 //! # What is promised
-//! The names on this page. The modules below them are private. The feature `internals` opens them to the command, the
-//! tests and the measurements of this project: nothing of them is stable, and what can break memory there asks for a
-//! `fabric::RawAccess`, which only `unsafe` code gets.
+//! The names on this page. The modules below them are private, with no feature that opens them. Only in the repository of
+//! this project are they public, to its own tests and measurements (`build.rs`): nothing of them is stable, and what can
+//! break memory there asks for a `fabric::RawAccess`, which only `unsafe` code gets.
 #![cfg_attr(
-    not(feature = "internals"),
+    not(earlybird_internals),
     allow(
         dead_code,
         unreachable_pub,
         unused_imports,
-        reason = "what only the command and the tests use is judged where they reach it: with the feature"
+        reason = "what only the command, the tests and the measurements use is judged in the repository"
     )
 )]
 
-#[cfg(feature = "internals")]
-pub mod bootstrap;
-#[cfg(feature = "internals")]
-pub mod collective;
-#[cfg(feature = "internals")]
-pub mod config;
-#[cfg(feature = "internals")]
-pub mod error;
-#[cfg(feature = "internals")]
-pub mod executor;
-#[cfg(feature = "internals")]
-pub mod fabric;
-#[cfg(feature = "internals")]
-pub mod fault;
-#[cfg(feature = "internals")]
-pub mod files;
-#[cfg(feature = "internals")]
-pub mod group;
-#[cfg(feature = "internals")]
-pub mod measure;
-#[cfg(feature = "internals")]
-pub mod merge;
-#[cfg(feature = "internals")]
-pub mod model;
-#[cfg(feature = "internals")]
-pub mod reduce;
-#[cfg(feature = "internals")]
-pub mod rule;
-#[cfg(feature = "internals")]
-pub mod simulation;
-#[cfg(feature = "internals")]
-pub mod time;
-#[cfg(feature = "internals")]
-pub mod trigger;
-#[cfg(feature = "internals")]
-pub mod units;
-
-#[cfg(not(feature = "internals"))]
-mod bootstrap;
-#[cfg(not(feature = "internals"))]
-mod collective;
-#[cfg(not(feature = "internals"))]
-mod config;
-#[cfg(not(feature = "internals"))]
-mod error;
-#[cfg(not(feature = "internals"))]
-mod executor;
-#[cfg(not(feature = "internals"))]
-mod fabric;
-#[cfg(not(feature = "internals"))]
-mod fault;
-#[cfg(not(feature = "internals"))]
-mod files;
-#[cfg(not(feature = "internals"))]
-mod group;
-#[cfg(not(feature = "internals"))]
-mod merge;
-#[cfg(not(feature = "internals"))]
-mod model;
-#[cfg(not(feature = "internals"))]
-mod reduce;
-#[cfg(not(feature = "internals"))]
-mod rule;
-#[cfg(not(feature = "internals"))]
-mod time;
-#[cfg(not(feature = "internals"))]
-mod trigger;
-#[cfg(not(feature = "internals"))]
-mod units;
+/// What the library is made of. Its files lie beside this one.
+#[path = ""]
+mod internals {
+    pub mod bootstrap;
+    pub mod collective;
+    pub mod config;
+    pub mod error;
+    pub mod executor;
+    pub mod fabric;
+    pub mod fault;
+    pub mod files;
+    pub mod group;
+    #[cfg(earlybird_tools)]
+    pub mod measure;
+    pub mod merge;
+    pub mod model;
+    pub mod reduce;
+    pub mod rule;
+    #[cfg(earlybird_tools)]
+    pub mod simulation;
+    pub mod time;
+    pub mod trigger;
+    pub mod units;
+}
 
 mod board;
+#[cfg(feature = "cli")]
+mod cli;
 mod interrupt;
 #[cfg(feature = "log")]
 pub mod log;
@@ -131,11 +88,18 @@ mod sync;
 mod tier;
 mod topology;
 #[cfg(test)]
-#[cfg(feature = "internals")]
+#[cfg(earlybird_internals)]
 mod untrusted;
 mod world;
 
+#[cfg(not(earlybird_internals))]
+use internals::*;
+#[cfg(earlybird_internals)]
+pub use internals::*;
+
 pub use board::Copies;
+#[cfg(feature = "cli")]
+pub use cli::command;
 pub use collective::{
     Allreduce, AllreduceBuilder, BucketOutcome, BucketOutcomes, BucketedAllreduce, Buckets, BucketsBuilder, Checkpoint,
     Cut, Entry, Outcome, Outcomes, Part, Preset, Stats,

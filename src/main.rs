@@ -1,7 +1,5 @@
 //! The `earlybird` command.
 
-mod cli;
-
 fn main() -> std::process::ExitCode {
-    cli::main()
+    earlybird::command()
 }

@@ -27,7 +27,7 @@ use crate::executor::helper::Helper;
 use crate::executor::spin::Spin;
 use crate::fabric::Fabric;
 use crate::fabric::ofi::{self, OfiFabric};
-#[cfg(feature = "internals")]
+#[cfg(earlybird_tools)]
 use crate::fabric::scheduled::Scheduled;
 use crate::fabric::shm::ShmFabric;
 use crate::fabric::verbs::{self, VerbsFabric};
@@ -335,7 +335,7 @@ impl World {
     }
 }
 
-#[cfg(feature = "internals")]
+#[cfg(earlybird_tools)]
 impl World {
     /// Whether another rank of this machine may need the core that this one runs on.
     #[must_use]

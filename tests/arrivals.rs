@@ -1,6 +1,6 @@
 //! Models that ranks average in groups by order of arrival: from what all ranks have seen, the registers are computed anew,
 //! and every group's model is found equal to the bit.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

@@ -1,5 +1,5 @@
 //! The public API over every fabric, with a thread for each rank.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

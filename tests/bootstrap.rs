@@ -1,5 +1,5 @@
 //! Ranks that do not come, come twice, or have other settings: an error on every rank.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

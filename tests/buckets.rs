@@ -1,6 +1,6 @@
 //! Tensors that become ready one after the other, and share messages: the sums are right whatever shares a bucket, also when
 //! buckets change.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

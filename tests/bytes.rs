@@ -1,6 +1,6 @@
 //! Handles whose elements have a type that is known at run time only, outcomes that are kept without a borrow, and the
 //! descriptor that says when there are some.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -51,6 +51,7 @@ fn every_type_is_summed_as_its_elements_are() {
                 Dtype::I64 | Dtype::U64 => &1u64.to_ne_bytes(),
                 Dtype::I16 => &1i16.to_ne_bytes(),
                 Dtype::I8 | Dtype::U8 | Dtype::Bool => &[1],
+                other => panic!("{other:?} has no one here"),
             };
             let three: &[u8] = match dtype {
                 Dtype::F32 => &3f32.to_ne_bytes(),
@@ -62,6 +63,7 @@ fn every_type_is_summed_as_its_elements_are() {
                 Dtype::I16 => &3i16.to_ne_bytes(),
                 Dtype::I8 | Dtype::U8 => &[3],
                 Dtype::Bool => &[1],
+                other => panic!("{other:?} has no three here"),
             };
             let [first, second] = [one.repeat(2), one.repeat(5)];
             sum.arrive_with(&[&first, &second]).unwrap();

@@ -1,6 +1,6 @@
 //! The tables on a model of network cards: counters that are never reset, messages that overtake
 //! each other, ranks that arrive at random, and several rounds at a time.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "common/tier.rs"]

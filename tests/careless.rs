@@ -1,6 +1,6 @@
 //! A rank that writes where it must not, in the memory that ranks share, can spoil the others' results and end their job. It
 //! makes no rank break memory, panic or hang: each call ends by its deadline.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

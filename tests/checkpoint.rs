@@ -1,5 +1,5 @@
 //! A collective is saved, a rank is killed, and a new world goes on: no contribution is lost, and none enters twice.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

@@ -1,6 +1,6 @@
 //! Synchronous collectives and messages, over every fabric, with any number of ranks. `src/board/tests.rs` tries random calls
 //! in random orders over a simulated network.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

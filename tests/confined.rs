@@ -1,5 +1,5 @@
 //! Ranks that have less than the machine: some of its cores, a part of its memory, an older kernel's calls.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

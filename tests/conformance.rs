@@ -1,5 +1,5 @@
 //! Every fabric does what the trait says.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -168,7 +168,7 @@ fn ofi_without_remote_completion_data() {
 }
 
 /// The suite finds deliberate mistakes.
-#[cfg(feature = "faults")]
+#[cfg(earlybird_faults)]
 mod faults {
     use super::*;
     use earlybird::fabric::RawAccess;

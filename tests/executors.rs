@@ -1,6 +1,6 @@
 //! Rounds that others carry out: for ranks that sleep, that compute, and that die with a claimed
 //! operation.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::worlds::ways;
 use common::{Job, Way, absence, cpu_time, role, said};
-#[cfg(feature = "faults")]
+#[cfg(earlybird_faults)]
 use common::{left_behind, shared_memory_files};
 use earlybird::{Config, Executor, Fire, Grace, Mover, World};
 
@@ -181,7 +181,7 @@ fn one_thread_serves_all_collectives_of_a_world() {
     }
 }
 
-#[cfg(feature = "faults")]
+#[cfg(earlybird_faults)]
 mod crashes {
     use super::*;
     use common::absence::value;

@@ -1,5 +1,5 @@
 //! A world that has failed stays failed, in every call, and each call says why.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

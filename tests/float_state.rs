@@ -1,6 +1,6 @@
 //! The bits of a collective do not depend on the floating-point state of the threads that compute it: a rounding mode, or tiny
 //! numbers that are flushed to zero, on one rank or on all.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(unsafe_code)]

@@ -1,7 +1,7 @@
 //! Programs that call handles, whose ranks take turns in an order that a seed draws: no order lets them wait for ever.
 //!
 //! `TEST_SEED=17` runs one seed, `TEST_SCHEDULES=200000` the seeds below that.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "common/program.rs"]
@@ -100,18 +100,18 @@ fn no_order_of_calls_lets_ranks_wait_for_ever() {
     }
 }
 
-#[cfg(not(feature = "faults"))]
+#[cfg(not(earlybird_faults))]
 type Chosen = Option<std::convert::Infallible>;
 
-#[cfg(not(feature = "faults"))]
+#[cfg(not(earlybird_faults))]
 fn during<R>(_: Chosen, work: impl FnOnce() -> R) -> R {
     work()
 }
 
-#[cfg(feature = "faults")]
+#[cfg(earlybird_faults)]
 type Chosen = Option<earlybird::fault::Fault>;
 
-#[cfg(feature = "faults")]
+#[cfg(earlybird_faults)]
 #[allow(unsafe_code)]
 fn during<R>(fault: Chosen, work: impl FnOnce() -> R) -> R {
     // SAFETY: the mistakes of this suite let ranks wait. They change no memory that others use.
@@ -122,7 +122,7 @@ fn during<R>(fault: Chosen, work: impl FnOnce() -> R) -> R {
     }
 }
 
-#[cfg(feature = "faults")]
+#[cfg(earlybird_faults)]
 #[test]
 fn every_fault_is_found() {
     /// Programs within which a mistake must show.

@@ -1,5 +1,5 @@
 //! Several hosts, as network namespaces: ranks that share nothing but the network.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

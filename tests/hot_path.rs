@@ -87,7 +87,7 @@ fn sleeping_on_a_lock_allocates_nothing() {
 }
 
 /// A planner of merged gradients keeps its memory.
-#[cfg(feature = "internals")]
+#[cfg(earlybird_internals)]
 #[test]
 fn planning_again_allocates_nothing() {
     use earlybird::merge::{Cost, Gradient, Merging, Planner};
@@ -107,7 +107,7 @@ fn planning_again_allocates_nothing() {
 }
 
 /// A rank finds its group in memory that the caller keeps.
-#[cfg(feature = "internals")]
+#[cfg(earlybird_internals)]
 #[test]
 fn finding_a_group_allocates_nothing() {
     use earlybird::RankSet;

@@ -1,6 +1,6 @@
 //! Every interleaving of small worlds: two rounds, with a rank that is late, one that finishes early
 //! and one that may die at any step.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "common/tier.rs"]
@@ -132,7 +132,7 @@ fn three_ranks_at_length() {
 }
 
 /// The same search finds deliberate mistakes.
-#[cfg(feature = "faults")]
+#[cfg(earlybird_faults)]
 #[test]
 fn faults_are_found() {
     use earlybird::fault::Fault;

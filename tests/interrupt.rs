@@ -1,5 +1,5 @@
 //! Waits end when the program asks for it. One function for a process, so this is a program of its own.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

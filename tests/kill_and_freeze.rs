@@ -2,7 +2,7 @@
 //! libfabric: no wrong result, no hang, the right rank named, and no file left.
 //!
 //! `tests/kill-and-freeze` runs any number of cases.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

@@ -2,7 +2,7 @@
 //! circle. Inside the layers, too, imports go in one direction.
 //!
 //! A layer is a folder or a file right below `src`. An import is a path that begins at the crate's root: with `crate`,
-//! with as many `super` as it takes, or in the command with `earlybird`. Imports of tests do not count: items and
+//! or with as many `super` as it takes. Imports of tests do not count: items and
 //! modules under `cfg(test)`, and files named `*_tests.rs`.
 //!
 //! Modules in one folder are siblings, and what is in the folder of a module belongs to that module. An import counts

@@ -1,5 +1,5 @@
 //! A job makes one world after the other, and has several at once.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

@@ -1,6 +1,6 @@
 //! Programs that a provider runs by itself, on libfabric's `sockets`: random delays, several ranks
 //! that fire at once, contributions that enter exactly one round, and ranks that sleep.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "opens cards")]
 

@@ -1,5 +1,5 @@
 //! The libfabric of this machine.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "opens an endpoint")]
 

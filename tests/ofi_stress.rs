@@ -1,6 +1,6 @@
 //! Real processes over the providers of libfabric that run on any machine: every collective, under
 //! stress and with ranks that are killed.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "opens an endpoint")]
 

@@ -1,5 +1,5 @@
 //! Programs for every world size: what the checker proves, and what a round costs.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "common/tier.rs"]

@@ -1,5 +1,5 @@
-//! What a program that depends on this crate can use: the promised names, nothing below them
-//! without the feature `internals`, and nothing that breaks memory without `unsafe`.
+//! What a program that depends on this crate can use: the promised names, nothing below them whatever features it turns
+//! on, and nothing that breaks memory without `unsafe`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../ffi/tests/skipped/mod.rs"]
@@ -170,8 +170,10 @@ fn main() -> Result<()> {
 }
 "#;
 
-/// Names behind the feature: without it a compiler reports them as private or missing.
-const BEHIND_THE_FEATURE: [&str; 18] = [
+/// Names of this repository: elsewhere a compiler reports them as private or missing.
+const INTERNALS: [&str; 20] = [
+    "use earlybird::cli::run;",
+    "use earlybird::internals::fabric::Fabric;",
     "use earlybird::bootstrap::StoreAddress;",
     "use earlybird::collective::Allreduce;",
     "use earlybird::config::VARIABLES;",
@@ -195,7 +197,7 @@ const BEHIND_THE_FEATURE: [&str; 18] = [
 /// The codes for missing and private: a module, a name in a path, a method.
 const HIDDEN: [&str; 4] = ["E0432", "E0433", "E0599", "E0603"];
 
-/// Ways to raw memory without the promise, and the compiler's error for each with the feature.
+/// Ways to raw memory without the promise, and the compiler's error for each in this repository.
 const WITHOUT_THE_PROMISE: [(&str, &str); 4] = [
     ("pub fn made() -> earlybird::fabric::RawAccess { earlybird::fabric::RawAccess::promise() }", "E0133"),
     ("pub fn taken() -> earlybird::fabric::RawAccess { earlybird::fabric::RawAccess::CRATE }", "E0624"),
@@ -243,9 +245,12 @@ impl Consumer {
         let programs = folder.join("src/bin");
         let _ = fs::remove_dir_all(&programs);
         fs::create_dir_all(&programs).unwrap();
+        let ours: toml::Table = fs::read_to_string(here.join("Cargo.toml")).unwrap().parse().unwrap();
+        let features = ours["features"].as_table().unwrap().keys().map(|name| format!("'earlybird/{name}'"));
         let manifest = format!(
             "[package]\nname = \"consumer\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[workspace]\n\n\
-             [features]\ninternals = [\"earlybird/internals\"]\n\n[dependencies]\nearlybird = {{ path = '{}' }}\n",
+             [features]\nall = [{}]\n\n[dependencies]\nearlybird = {{ path = '{}' }}\n",
+            features.collect::<Vec<_>>().join(", "),
             here.display()
         );
         fs::write(folder.join("Cargo.toml"), manifest).unwrap();
@@ -257,13 +262,14 @@ impl Consumer {
         fs::write(self.0.join("src/bin").join(format!("{name}.rs")), text).unwrap();
     }
 
-    /// Compiles all programs, each as far as it goes. `None` without cargo.
-    fn check(&self, arguments: &[&str]) -> Option<Verdict> {
+    /// Compiles all programs, each as far as it goes, as in this repository or as elsewhere. `None` without cargo.
+    fn check(&self, in_repository: bool, arguments: &[&str]) -> Option<Verdict> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let output = Command::new(cargo)
             .current_dir(&self.0)
-            .args(["check", "--offline", "--bins", "--keep-going", "--message-format", "json"])
+            .args(["check", "--offline", "--keep-going", "--message-format", "json"])
             .args(arguments)
+            .env("BUILT_IN_REPOSITORY", if in_repository { "yes" } else { "" })
             .env("CARGO_TARGET_DIR", self.0.join("target"))
             // A consumer does not have the flags of these tests.
             .env_remove("RUSTFLAGS")
@@ -302,23 +308,26 @@ impl Verdict {
 #[test]
 fn a_consumer_reaches_the_promised_names_and_no_others() {
     if !is_deep() {
-        // It compiles the crate and what it depends on twice more.
+        // It compiles the crate and what it depends on three times more.
         return println!("TEST_DEEP=1 compiles programs that use the crate");
     }
     let consumer = Consumer::new();
     consumer.program("promised", PROMISED);
-    let behind = || BEHIND_THE_FEATURE.iter().enumerate().map(|(index, text)| (format!("behind_{index}"), *text));
-    behind().for_each(|(name, text)| consumer.program(&name, &format!("{text}\nfn main() {{}}\n")));
-    let Some(verdict) = consumer.check(&[]) else { return };
+    let internals = || INTERNALS.iter().enumerate().map(|(index, text)| (format!("internal_{index}"), *text));
+    internals().for_each(|(name, text)| consumer.program(&name, &format!("{text}\nfn main() {{}}\n")));
+    let Some(verdict) = consumer.check(false, &["--bin", "promised"]) else { return };
     verdict.assert_compiled("promised", PROMISED);
-    behind().for_each(|(name, text)| verdict.assert_refused(&name, text, &HIDDEN));
+    let Some(verdict) = consumer.check(false, &["--bins", "--all-features"]) else { return };
+    verdict.assert_compiled("promised", PROMISED);
+    internals().for_each(|(name, text)| verdict.assert_refused(&name, text, &HIDDEN));
 
-    // They exist, so the feature hides them; and opening memory takes the promise.
+    // They exist in this repository; and opening memory takes the promise.
     let without =
         || WITHOUT_THE_PROMISE.iter().enumerate().map(|(index, (text, code))| (format!("raw_{index}"), *text, *code));
     without().for_each(|(name, text, _)| consumer.program(&name, &format!("{text}\nfn main() {{}}\n")));
-    let Some(verdict) = consumer.check(&["--features", "internals"]) else { return };
+    let Some(verdict) = consumer.check(true, &["--bins"]) else { return };
     verdict.assert_compiled("promised", PROMISED);
-    behind().for_each(|(name, text)| verdict.assert_compiled(&name, text));
+    // The command and the module around the others have no names that are public even here.
+    internals().skip(2).for_each(|(name, text)| verdict.assert_compiled(&name, text));
     without().for_each(|(name, text, code)| verdict.assert_refused(&name, text, &[code]));
 }

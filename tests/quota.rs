@@ -1,7 +1,7 @@
 //! Ranks that get a part of a processor: programs of all kinds, one after the other, and none fails or waits for ever.
 //!
 //! A quota stops all ranks in the middle of whatever they do, for tens of milliseconds, ten times a second.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

@@ -1,6 +1,6 @@
 //! Models that groups of ranks average: every rank computes the registers of all ranks anew from the cuts, and finds its own
 //! model equal to the bit.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

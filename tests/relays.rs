@@ -1,5 +1,5 @@
 //! The tree mover where ranks share no memory: real processes that relay activations and sums over networks.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

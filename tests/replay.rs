@@ -1,5 +1,5 @@
 //! A run is recorded, and replayed with other delays: every rank gets the same outcomes from the same waits, to the bit.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

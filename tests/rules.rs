@@ -1,5 +1,5 @@
 //! Every choice of a collective through the public API, over every fabric, a thread for each rank.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

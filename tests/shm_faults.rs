@@ -1,6 +1,6 @@
 //! Processes that die or freeze: all others get an error that names them, no result is wrong, and
 //! no file is left.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

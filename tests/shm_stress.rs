@@ -1,5 +1,5 @@
 //! Real processes over shared memory, under stress.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

@@ -2,7 +2,7 @@
 //!
 //! A failure prints the seed that replays it: `TEST_SEED=17 cargo test --all-features --test
 //! simulation small_worlds` runs only that schedule.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "common/tier.rs"]
@@ -151,7 +151,7 @@ fn worlds_of_several_words() {
     holds(1_000_000..1_000_000 + LARGE, &options, &[&CALM[..], &IMMORTAL, &PROGRAMS].concat());
 }
 
-#[cfg(feature = "faults")]
+#[cfg(earlybird_faults)]
 mod faults {
     use super::*;
     use earlybird::fault::Suite;

@@ -1,5 +1,5 @@
 //! Situations in which libraries of this kind have failed, as their users tell in public. They held here, and are to hold.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

@@ -1,5 +1,5 @@
 //! Worlds of some of a world's ranks: in one process over every fabric, and by processes on several hosts.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

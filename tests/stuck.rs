@@ -1,5 +1,5 @@
 //! Every call keeps its deadline, also where libfabric does not return, and the process ends by itself.
-#![cfg(feature = "faults")]
+#![cfg(earlybird_faults)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

@@ -1,6 +1,6 @@
 //! RDMA verbs between real processes: rounds that need no processor of a stopped rank, ranks that die, a receiver that
 //! takes nothing, a process that forks, and what is left of a world.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "opens an endpoint, and forks")]
 

@@ -1,5 +1,5 @@
 //! Two hosts, each with an RDMA device, and a cable between them: rounds of ranks on both.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

@@ -177,7 +177,7 @@ pub unsafe fn call<R, F: FnOnce() -> R>(name: &'static CStr, function: F) -> Res
     place.name.store(name.as_ptr().cast_mut(), Ordering::Relaxed);
     // Only this thread counts.
     place.calls.store(place.calls.load(Ordering::Relaxed) + 1, Ordering::Release);
-    #[cfg(feature = "faults")]
+    #[cfg(earlybird_faults)]
     let function = || {
         stuck::hang_if_chosen(name);
         function()
@@ -487,7 +487,7 @@ impl Found {
 }
 
 /// Libraries that do not return, for tests.
-#[cfg(feature = "faults")]
+#[cfg(earlybird_faults)]
 mod stuck {
     use std::ffi::CStr;
     use std::sync::OnceLock;

@@ -17,7 +17,7 @@ mod pairs;
 mod peers;
 mod plan;
 #[cfg(test)]
-#[cfg(all(feature = "internals", not(loom)))]
+#[cfg(earlybird_internals)]
 mod tests;
 mod work;
 

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::executor::work::Polled;
 use crate::fabric::sim::{SimFabric, Weather};
 use crate::fabric::{Fabric, RawAccess};
-#[cfg(feature = "faults")]
+#[cfg(earlybird_faults)]
 use crate::fault::{Fault, Suite};
 use crate::reduce::{Dtype, Reduce};
 
@@ -441,7 +441,7 @@ fn calls_give_the_same_over_any_network() {
     all();
 }
 
-#[cfg(feature = "faults")]
+#[cfg(earlybird_faults)]
 #[test]
 fn every_fault_is_found() {
     let unseen = Fault::unseen(Suite::Boards.faults(), RawAccess::CRATE, all);

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use earlybird::bootstrap::identity::Identity;
-use earlybird::config::FabricChoice;
-use earlybird::model::HwConfig;
-use earlybird::{Absent, Config, Executor, Fire, Grace, Mover, Scale, World};
+use crate::bootstrap::identity::Identity;
+use crate::config::FabricChoice;
+use crate::model::HwConfig;
+use crate::{Absent, Config, Executor, Fire, Grace, Mover, Scale, World};
 
 use super::launch::{Bind, check_ranks};
 
@@ -107,7 +107,7 @@ impl Common {
 }
 
 /// The mean of each element, by an allreduce of this library.
-pub(super) fn mean_over_ranks(world: &World, mine: &[f64], patience: Duration) -> earlybird::Result<Vec<f64>> {
+pub(super) fn mean_over_ranks(world: &World, mine: &[f64], patience: Duration) -> crate::Result<Vec<f64>> {
     let mut mean = world.allreduce::<f64>(&[mine.len()]).scale(Scale::World).build()?;
     mean.contribution()?.copy_from_slice(mine);
     mean.arrive()?;

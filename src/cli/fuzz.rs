@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use earlybird::files;
-use earlybird::simulation::{Case, Failure, Found, Options, Pair, Recording, fuzz, shrink, trace};
+use crate::files;
+use crate::simulation::{Case, Failure, Found, Options, Pair, Recording, fuzz, shrink, trace};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 
@@ -35,7 +35,7 @@ pub(super) struct Args {
     #[arg(long, default_value_t = 80)]
     events: usize,
     /// Put a deliberate mistake into the protocol (test builds only), by name
-    #[cfg(feature = "faults")]
+    #[cfg(earlybird_faults)]
     #[arg(long)]
     fault: Option<String>,
     /// After a failure, print its world as well
@@ -54,7 +54,7 @@ const BUDGET: u64 = 30_000;
 
 pub(super) fn main(args: &Args) -> super::Outcome {
     let options = Options::everything();
-    #[cfg(feature = "faults")]
+    #[cfg(earlybird_faults)]
     let options = match args.fault.as_deref() {
         Some(fault) => options.with_fault(find_fault(fault)?),
         None => options,
@@ -177,19 +177,19 @@ fn told(Failure { case, what, scenario }: &Failure, args: &Args) -> String {
     format!("schedule {case} fails: {what}{promise}{world}\nagain: earlybird fuzz {again}{}", fault_option(args))
 }
 
-#[cfg(feature = "faults")]
+#[cfg(earlybird_faults)]
 fn fault_option(args: &Args) -> String {
     args.fault.as_ref().map_or(String::new(), |fault| format!(" --fault {fault}"))
 }
 
-#[cfg(not(feature = "faults"))]
+#[cfg(not(earlybird_faults))]
 fn fault_option(_: &Args) -> String {
     String::new()
 }
 
-#[cfg(feature = "faults")]
-fn find_fault(name: &str) -> Result<earlybird::fault::Fault, String> {
-    let known = || earlybird::fault::Suite::Simulator.faults();
+#[cfg(earlybird_faults)]
+fn find_fault(name: &str) -> Result<crate::fault::Fault, String> {
+    let known = || crate::fault::Suite::Simulator.faults();
     let found = known().find(|fault| format!("{fault:?}") == name);
     let names = || known().map(|fault| format!("{fault:?}")).collect::<Vec<_>>().join(", ");
     found.ok_or_else(|| format!("unknown fault {name:?}; use one of {}", names()))

@@ -5,11 +5,11 @@ mod verbs;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 
-use earlybird::Config;
-use earlybird::config::VARIABLES;
-use earlybird::executor::deferred_work::largest_depth;
-use earlybird::fabric::Scope;
-use earlybird::fabric::ofi::{self, Chosen, Device, Library, devices, provider_variables};
+use crate::Config;
+use crate::config::VARIABLES;
+use crate::executor::deferred_work::largest_depth;
+use crate::fabric::Scope;
+use crate::fabric::ofi::{self, Chosen, Device, Library, devices, provider_variables};
 use serde_json::json;
 
 use super::table::Table;
@@ -159,7 +159,7 @@ fn tell(json: bool, config: &Config) {
 /// What keeps other users out of jobs on several hosts.
 fn secret() -> String {
     let given = std::env::var_os("EARLYBIRD_SECRET");
-    match (given, earlybird::Config::from_env()) {
+    match (given, crate::Config::from_env()) {
         (Some(secret), Err(problem)) if problem.to_string().contains("EARLYBIRD_SECRET") => {
             format!("{} bytes, which no rank takes ({problem})", secret.len())
         }

@@ -77,9 +77,11 @@ enum Command {
 /// The result of a command: its exit status, or an error that is printed in one line.
 type Outcome = Result<ExitCode, Box<dyn std::error::Error>>;
 
-pub(crate) fn main() -> ExitCode {
+/// Does what the arguments of this process say: the `earlybird` command, for its binary. What it prints and its exit status
+/// are for people and shells.
+pub fn command() -> ExitCode {
     let cli = Cli::parse();
-    if let Err(error) = earlybird::log::to_stderr() {
+    if let Err(error) = crate::log::to_stderr() {
         complain!("{error}");
         return ExitCode::FAILURE;
     }
@@ -108,5 +110,5 @@ pub(crate) fn main() -> ExitCode {
 
 /// Reads a size for clap.
 fn size(text: &str) -> Result<u64, String> {
-    earlybird::units::parse_size(text)
+    crate::units::parse_size(text)
 }

@@ -1,6 +1,6 @@
 //! Contributions that every rank can compute, and outcomes that it can therefore check.
 
-use earlybird::{Absent, Element, Entry, Outcome, bf16, f16};
+use crate::{Absent, Element, Entry, Outcome, bf16, f16};
 
 /// An element type that has every whole number up to `MOST`.
 pub(super) trait Exact: Element {

@@ -3,12 +3,12 @@
 use std::fmt::Write;
 use std::process::ExitCode;
 
-use clap::ValueEnum;
-use earlybird::trigger::{
+use crate::trigger::{
     Action, Chunk, Counts, Operation, Profile, Program, RankBuffer, Request, Role, Schedule, Signal, Start,
     buffer_bytes, check, compile, hops,
 };
-use earlybird::{Fire, Grace, Mover};
+use crate::{Fire, Grace, Mover};
+use clap::ValueEnum;
 use serde_json::json;
 
 use super::launch::check_ranks;

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use earlybird::simulation::{Calm, Costs};
-use earlybird::{Fire, Grace};
+use crate::simulation::{Calm, Costs};
+use crate::{Fire, Grace};
 use serde_json::json;
 
 use super::table::Table;

@@ -4,9 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use earlybird::rule::drawn;
-use earlybird::time::parse_duration;
-use earlybird::{Fire, Grace, When};
+use crate::rule::drawn;
+use crate::time::parse_duration;
+use crate::{Fire, Grace, When};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_distr::{Distribution, LogNormal};

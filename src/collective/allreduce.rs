@@ -30,7 +30,7 @@ pub struct Allreduce<T> {
 }
 
 /// What a collective works with, where its builder may have left the choice open.
-#[cfg(feature = "internals")]
+#[cfg(earlybird_tools)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chosen {
     /// How data moves: by cut or by tree.
@@ -298,7 +298,7 @@ impl<T: Item> Allreduce<T> {
     }
 
     /// What became of the builder's choices.
-    #[cfg(feature = "internals")]
+    #[cfg(earlybird_tools)]
     #[must_use]
     pub fn chosen(&self) -> Chosen {
         let facts = self.calls.session().facts();

@@ -64,7 +64,7 @@ pub struct AllreduceBuilder<'w, T> {
     base: u64,
     /// By when it is made; the world's deadline from the beginning on, if this is none.
     until: Option<Instant>,
-    #[cfg(feature = "faults")]
+    #[cfg(earlybird_faults)]
     fuse: Option<crate::fault::Fuse>,
     dtype: Dtype,
     item: PhantomData<T>,
@@ -110,7 +110,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
             restored: None,
             base: 0,
             until: None,
-            #[cfg(feature = "faults")]
+            #[cfg(earlybird_faults)]
             fuse: None,
             dtype,
             item: PhantomData,
@@ -206,7 +206,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     }
 
     /// Kills this process when it has passed a place a given number of times.
-    #[cfg(feature = "faults")]
+    #[cfg(earlybird_faults)]
     pub fn crash(mut self, place: crate::fault::Crash, after: u64) -> Self {
         self.fuse = Some(crate::fault::Fuse::new(place, after));
         self
@@ -275,7 +275,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         tracing::debug!(rank = world.rank(), fire = %self.fire, bytes = plan.bytes, path = plan.path_name(), "collective made");
         let made = Driver::new(plan, endpoint, regions, reduction, provider);
         let mut driver = self.or_abort(made.map_err(|error| error.in_call(operation)))?;
-        #[cfg(feature = "faults")]
+        #[cfg(earlybird_faults)]
         driver.crash(self.fuse);
         driver.reserve();
         tape.iter_mut().for_each(|tape| tape.instruct(driver.machine_mut()));

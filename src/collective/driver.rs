@@ -213,7 +213,7 @@ impl Driver {
     }
 
     /// Arms a deliberate crash.
-    #[cfg(feature = "faults")]
+    #[cfg(earlybird_faults)]
     pub(crate) fn crash(&mut self, fuse: Option<Fuse>) {
         self.fuse = fuse;
     }
@@ -315,7 +315,7 @@ impl Driver {
 
     fn complete(&mut self, completion: Completion, now: Time) {
         self.settled = None;
-        if cfg!(feature = "faults") && completion.token == UNHEEDED {
+        if cfg!(earlybird_faults) && completion.token == UNHEEDED {
             return;
         }
         self.machine.complete(Token::from_code(completion.token), completion.value, now);

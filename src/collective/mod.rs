@@ -22,7 +22,7 @@ pub(crate) mod regions;
 
 pub use self::core::{Cut, Entry, Part, Stats};
 pub use allreduce::Allreduce;
-#[cfg(feature = "internals")]
+#[cfg(earlybird_tools)]
 pub use allreduce::Chosen;
 pub use buckets::{BucketOutcome, BucketOutcomes, BucketedAllreduce, Buckets, BucketsBuilder};
 pub use build::AllreduceBuilder;

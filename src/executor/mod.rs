@@ -3,7 +3,7 @@
 pub(crate) mod caller;
 pub mod deferred_work;
 pub(crate) mod helper;
-#[cfg(any(test, feature = "internals"))]
+#[cfg(any(test, earlybird_tools))]
 pub mod mlx5;
 pub(crate) mod notice;
 pub(crate) mod spin;

@@ -1,10 +1,10 @@
 //! The promise behind raw memory.
 #![allow(unsafe_code)]
 
-#[cfg(feature = "faults")]
+#[cfg(earlybird_faults)]
 use parking_lot::Mutex;
 
-#[cfg(feature = "faults")]
+#[cfg(earlybird_faults)]
 use crate::fault::Fault;
 
 /// The promise that opens memory which Rust's rules do not protect: endpoints
@@ -57,7 +57,7 @@ impl RawAccess {
     }
 }
 
-#[cfg(feature = "faults")]
+#[cfg(earlybird_faults)]
 impl Fault {
     /// Chooses this mistake while `work` runs. The mistake may break any rule about memory.
     pub fn during<R>(self, _: RawAccess, work: impl FnOnce() -> R) -> R {

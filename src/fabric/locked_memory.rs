@@ -49,12 +49,12 @@ impl LockedMemory {
 
     /// Checks whether the limit allows so much more, before any is taken. A process with the
     /// capability goes on: in a user namespace the kernel may refuse it nevertheless, and says so.
-    pub(in crate::fabric) fn check(&self, rank: u32, operation: &'static str, need: u64) -> Result<()> {
+    pub(in crate::internals::fabric) fn check(&self, rank: u32, operation: &'static str, need: u64) -> Result<()> {
         if self.is_exempt { Ok(()) } else { self.explain(rank, operation, need).map_or(Ok(()), Err) }
     }
 
     /// The error of a registration that the kernel has refused, if the limit explains it.
-    pub(in crate::fabric) fn explain(&self, rank: u32, operation: &'static str, need: u64) -> Option<Error> {
+    pub(in crate::internals::fabric) fn explain(&self, rank: u32, operation: &'static str, need: u64) -> Option<Error> {
         let LockedMemory { locked, limit, .. } = *self;
         let limit = limit.filter(|&limit| locked.saturating_add(need) > limit)?;
         Some(Error::LockedMemory { rank, operation, need, locked, limit })

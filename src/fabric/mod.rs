@@ -39,7 +39,7 @@
 mod access;
 mod alarm;
 mod cache_line;
-#[cfg(feature = "internals")]
+#[cfg(earlybird_tools)]
 pub mod conformance;
 pub(crate) mod failure;
 #[cfg(all(test, not(loom)))]
@@ -51,11 +51,11 @@ pub(crate) mod memory;
 pub(crate) mod modelled;
 pub(crate) mod net;
 pub mod ofi;
-#[cfg(feature = "internals")]
+#[cfg(earlybird_tools)]
 pub mod scheduled;
 mod scope;
 pub mod shm;
-#[cfg(feature = "internals")]
+#[cfg(earlybird_tools)]
 pub mod sim;
 pub(crate) mod turns;
 pub mod verbs;

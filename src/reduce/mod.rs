@@ -43,6 +43,7 @@ named!(
 
 /// The type of the elements of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Dtype {
     /// 32-bit IEEE 754.
     F32,

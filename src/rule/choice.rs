@@ -8,6 +8,7 @@ use crate::topology::Topology;
 
 /// How data moves once a round fires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum Mover {
     /// By the hw-config's measurements.
     #[default]

@@ -10,6 +10,7 @@ use crate::time::parse_duration;
 
 /// What a round waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum When {
     /// All active ranks have arrived.
     All,

@@ -26,6 +26,7 @@ use crate::units::Number;
 /// Without it a balanced solo round would contain one fresh contribution, and all the others would
 /// be late by microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum Grace {
     /// From measurements: the collective's latency, plus half a percent of the caller's own step.
     /// Under majority it shrinks, because most rounds lack a rank (see `docs/semantics.md`).
@@ -75,6 +76,7 @@ impl FromStr for Grace {
 
 /// What happens to a contribution whose round fired without it.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
+#[non_exhaustive]
 pub enum Absent {
     /// It enters the next round that fires.
     #[default]

@@ -67,7 +67,7 @@ fn play_one(world: &World, run: &Run<'_>) {
     let needed = match fire.when() {
         When::All => world.size(),
         When::Quorum(quorum) => quorum,
-        When::Solo | When::Majority(_) => 1,
+        _ => 1,
     };
     let counted = steps_of(needed - 1);
     let steps = steps_of(me);

@@ -180,7 +180,7 @@ fn read(text: &str, module: &[String]) -> Found {
                     (name, from_the_root(&path, &here))
                 }));
             }
-            "crate" | "earlybird" | "super" | "self" if word(index + 1) == "::" => {
+            "crate" | "super" | "self" if word(index + 1) == "::" => {
                 let (mut paths, here) = (Vec::new(), here());
                 index = tree(&tokens, index, &[], &mut paths);
                 found.paths.extend(paths.into_iter().map(|(path, line)| (from_the_root(&path, &here), line)));
@@ -195,8 +195,10 @@ fn read(text: &str, module: &[String]) -> Found {
 
 /// The path from the root of a path that is written in a module.
 fn from_the_root(path: &[String], module: &[String]) -> Vec<String> {
-    if path.first().is_some_and(|first| ["crate", "earlybird"].contains(&first.as_str())) {
-        return path[1..].to_vec();
+    if path.first().is_some_and(|first| first == "crate") {
+        // Modules that are public in this repository have a module of their own at the root.
+        let names = if path.get(1).is_some_and(|name| name == "internals") { 2 } else { 1 };
+        return path[names..].to_vec();
     }
     let relative = path.iter().take_while(|name| ["super", "self"].contains(&name.as_str())).count();
     let up = path[..relative].iter().filter(|name| *name == "super").count();

@@ -3,7 +3,7 @@
 //!
 //! `TEST_SECONDS` is how long the attacks on jobs that begin go on: 3 seconds, or 9 minutes in the deep tier. libfabric is the
 //! one that `EARLYBIRD_LIBFABRIC` names, or else the system's.
-#![cfg(feature = "internals")]
+#![cfg(earlybird_internals)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../common/mod.rs"]

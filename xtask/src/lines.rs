@@ -75,7 +75,8 @@ impl Tree {
         let name = module.ident.to_string();
         if let Some((_, items)) = &module.content {
             lines.insert(module.ident.span().start().line);
-            return self.items(items, &folder.join(name), lines);
+            let below = path_of(&module.attrs).unwrap_or(name);
+            return self.items(items, &folder.join(below), lines);
         }
         add_lines(module.to_token_stream(), lines);
         if let Some(path) = path_of(&module.attrs) {

@@ -268,7 +268,7 @@ fn only_ranks_of_the_job_are_admitted_and_believed() {
     together(MEETINGS.to_vec());
 }
 
-#[cfg(feature = "faults")]
+#[cfg(earlybird_faults)]
 #[test]
 fn every_fault_is_found() {
     let faults = crate::fault::Suite::Meetings.faults();

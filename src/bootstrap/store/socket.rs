@@ -120,7 +120,11 @@ impl Stream {
 }
 
 /// As [`Stream::read_until`], from a socket that blocks.
-pub(in crate::bootstrap) fn read_until(stream: &UnixStream, to: &mut [u8], until: Instant) -> io::Result<()> {
+pub(in crate::internals::bootstrap) fn read_until(
+    stream: &UnixStream,
+    to: &mut [u8],
+    until: Instant,
+) -> io::Result<()> {
     fill(stream, |time| stream.set_read_timeout(Some(time)), to, until)
 }
 

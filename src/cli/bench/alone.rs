@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use earlybird::{Allreduce, Error, Executor, Fire, Grace, Result, World};
+use crate::{Allreduce, Error, Executor, Fire, Grace, Result, World};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
 use super::p2p::{self, Measured};

@@ -1,8 +1,8 @@
 //! The cost of queueing the operations of a round in a provider, which then runs them by itself.
 
-use earlybird::measure::{Arming, arming};
-use earlybird::trigger::hops;
-use earlybird::{Result, World};
+use crate::measure::{Arming, arming};
+use crate::trigger::hops;
+use crate::{Result, World};
 use serde_json::json;
 
 use super::super::distribution::Distribution;

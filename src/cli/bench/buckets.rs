@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use earlybird::merge::Gradient;
-use earlybird::{BucketedAllreduce, Buckets, Result, World};
+use crate::merge::Gradient;
+use crate::{BucketedAllreduce, Buckets, Result, World};
 use serde_json::json;
 
 use super::super::common::mean_over_ranks;

@@ -1,8 +1,8 @@
 //! The conditions of a row: the binary, the choices asked for, and what resulted from them. Every
 //! row of `--json` has all of them, so that it can be read alone, months later.
 
+use crate::{Config, Reduce, World};
 use clap::ValueEnum;
-use earlybird::{Config, Reduce, World};
 use serde_json::{Value, json};
 
 use super::{Args, BenchOp};

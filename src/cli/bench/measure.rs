@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use earlybird::collective::Chosen;
-use earlybird::{Absent, Allreduce, Element, Executor, Fire, Grace, Group, Mover, Outcome, Part, Result, World};
+use crate::collective::Chosen;
+use crate::{Absent, Allreduce, Element, Executor, Fire, Grace, Group, Mover, Outcome, Part, Result, World};
 
 use super::super::common::mean_over_ranks;
 use super::super::distribution::Distribution;

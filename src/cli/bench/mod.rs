@@ -12,9 +12,9 @@ mod synchronous;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use crate::units::Number;
+use crate::{Absent, Dtype, Fire, Group, Mover, Preset, When, World, bf16, f16};
 use clap::ValueEnum;
-use earlybird::units::Number;
-use earlybird::{Absent, Dtype, Fire, Group, Mover, Preset, When, World, bf16, f16};
 
 use super::common::{Common, Membership};
 use super::launch::again;

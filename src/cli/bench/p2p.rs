@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use earlybird::measure::{Pair, WINDOW};
-use earlybird::{Result, World};
+use crate::measure::{Pair, WINDOW};
+use crate::{Result, World};
 use serde_json::json;
 
 use super::super::distribution::Distribution;

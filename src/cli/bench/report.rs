@@ -1,6 +1,6 @@
 //! Rows for people and for programs.
 
-use earlybird::{Fire, Group, World};
+use crate::{Fire, Group, World};
 use serde_json::json;
 
 use super::super::table::Rows;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use earlybird::{Reduce, Result, World};
+use crate::{Reduce, Result, World};
 use serde_json::json;
 
 use super::super::common::mean_over_ranks;

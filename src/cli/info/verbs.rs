@@ -1,8 +1,8 @@
 //! What `info` says of RDMA verbs: the library, devices and ports, and the limit of locked memory.
 
-use earlybird::VerbsSettings;
-use earlybird::fabric::verbs::{self, DevicePort, ENOUGH_LOCKED_MEMORY, LinkLayer, LockedMemory, Survey, Waits};
-use earlybird::units::Bytes;
+use crate::VerbsSettings;
+use crate::fabric::verbs::{self, DevicePort, ENOUGH_LOCKED_MEMORY, LinkLayer, LockedMemory, Survey, Waits};
+use crate::units::Bytes;
 use serde_json::{Value, json};
 
 use super::super::table::Table;

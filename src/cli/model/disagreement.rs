@@ -99,7 +99,7 @@ pub(super) fn of_random_groups(groups: u32, ranks: u32) -> f64 {
 mod tests {
     use super::super::groups::{cycle, groups};
     use super::*;
-    use earlybird::group::Butterfly;
+    use crate::group::Butterfly;
     use rand::SeedableRng;
     use rand::seq::SliceRandom;
     use rand_xoshiro::Xoshiro256PlusPlus;

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use earlybird::group::{Butterfly, Partition};
+use crate::group::{Butterfly, Partition};
 use serde_json::json;
 
 use super::super::table::Table;

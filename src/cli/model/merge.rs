@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
 
-use earlybird::Dtype;
-use earlybird::merge::{Bucket, Cost, Merging, Planner};
-use earlybird::units::{Bytes, Number};
+use crate::Dtype;
+use crate::merge::{Bucket, Cost, Merging, Planner};
+use crate::units::{Bytes, Number};
 use serde_json::json;
 
 use super::super::table::Table;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::merge::Cost;
 use clap::ValueEnum;
-use earlybird::merge::Cost;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Algorithm {

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::path::Path;
 use std::time::Duration;
 
-use earlybird::merge::Gradient;
+use crate::merge::Gradient;
 
 /// GoogLeNet on a K80; `data/README.md` names its source.
 const GOOGLENET: &str = include_str!("../../../data/googlenet_k80.csv");

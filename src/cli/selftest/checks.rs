@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use earlybird::measure::{Pair, reach};
-use earlybird::units::Bytes;
-use earlybird::{Fire, Reduce, Result, World, bf16, f16};
+use crate::measure::{Pair, reach};
+use crate::units::Bytes;
+use crate::{Fire, Reduce, Result, World, bf16, f16};
 
 use super::super::distribution::Distribution;
 use super::super::pattern::Exact;

@@ -9,7 +9,7 @@ mod witness;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use earlybird::{Error, World};
+use crate::{Error, World};
 
 use super::common::{Membership, Start};
 use super::launch::{again, check_ranks};
@@ -63,7 +63,7 @@ struct Check {
 }
 
 /// All ranks run it, in the same order. An error means that the world cannot go on.
-type Run = Box<dyn Fn(&World, &Effort) -> earlybird::Result<Finding>>;
+type Run = Box<dyn Fn(&World, &Effort) -> crate::Result<Finding>>;
 
 pub(super) fn main(args: &Args) -> super::Outcome {
     let Membership { ranks, launched, config } = args.start.place(USUAL_RANKS)?;

@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use earlybird::{Result, World};
+use crate::{Result, World};
 use serde_json::json;
 
 use super::{Check, PATIENCE};

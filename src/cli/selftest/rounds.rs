@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use earlybird::{Allreduce, Fire, Result, World};
+use crate::{Allreduce, Fire, Result, World};
 
 use super::super::pattern::Exact;
 use super::PATIENCE;

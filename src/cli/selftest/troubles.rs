@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use earlybird::{Error, Fire, Grace, Part, Result, World};
+use crate::{Error, Fire, Grace, Part, Result, World};
 
 use super::report::Finding;
 use super::rounds::{Rounds, longest, pace, told};

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use earlybird::{Absent, Executor, Fire, Outcome, Part};
+use crate::{Absent, Executor, Fire, Outcome, Part};
 
 use super::super::pattern::{Exact, Pattern};
 
@@ -138,7 +138,7 @@ impl Witness {
 mod tests {
     use std::time::Duration;
 
-    use earlybird::{Config, World};
+    use crate::{Config, World};
 
     use super::*;
 

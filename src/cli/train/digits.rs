@@ -1,6 +1,6 @@
 //! The handwritten digits, read from the bundled file (see `data/README.md`), and how they are learned.
 
-use earlybird::Scale;
+use crate::Scale;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use earlybird::units::Number;
+use crate::units::Number;
 
 use super::plot::{COLOURS, Series, bars, lines};
 use super::worker::{Point, Trained};

@@ -3,7 +3,7 @@
 //!
 //! Points are computed from the seed whenever they are needed: all of them would take a gigabyte.
 
-use earlybird::Scale;
+use crate::Scale;
 use rand::{Rng, SeedableRng};
 use rand_distr::{Distribution, StandardNormal};
 use rand_xoshiro::Xoshiro256PlusPlus;

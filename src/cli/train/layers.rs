@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use earlybird::{BucketOutcomes, BucketedAllreduce, Buckets, Executor, Mover, Result, Scale, World};
+use crate::{BucketOutcomes, BucketedAllreduce, Buckets, Executor, Mover, Result, Scale, World};
 
 /// The part of a step that is over when the backward pass begins.
 const FORWARD: f64 = 1.0 / 3.0;

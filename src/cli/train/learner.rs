@@ -1,6 +1,6 @@
 //! What is trained, as the training loop sees it.
 
-use earlybird::Scale;
+use crate::Scale;
 
 /// A model and its data, one rank's view.
 pub(super) trait Learner {

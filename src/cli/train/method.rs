@@ -1,6 +1,6 @@
 //! What one training run does otherwise than another.
 
-use earlybird::{Absent, AllreduceBuilder, Checkpoint, Fire, Group, Preset, Scale, When};
+use crate::{Absent, AllreduceBuilder, Checkpoint, Fire, Group, Preset, Scale, When};
 
 /// A firing rule over gradients, or a preset.
 #[derive(Clone, Copy, Debug)]

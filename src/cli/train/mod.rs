@@ -20,9 +20,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use crate::units::Number;
+use crate::{Absent, Executor, Fire, Mover, Preset, World};
 use clap::ValueEnum;
-use earlybird::units::Number;
-use earlybird::{Absent, Executor, Fire, Mover, Preset, World};
 
 use super::common::{Common, Membership};
 use super::launch::again;

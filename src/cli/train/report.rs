@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use earlybird::units::Number;
-use earlybird::{World, files};
+use crate::units::Number;
+use crate::{World, files};
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use serde_json::json;
 

@@ -8,7 +8,7 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use earlybird::{Checkpoint, Error, Result, World, files};
+use crate::{Checkpoint, Error, Result, World, files};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 

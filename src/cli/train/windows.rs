@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use earlybird::group::Butterfly;
-use earlybird::{RankSet, Reduce, Result, World};
+use crate::group::Butterfly;
+use crate::{RankSet, Reduce, Result, World};
 
 /// Windows of groups, and those of them that leave ranks apart from others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

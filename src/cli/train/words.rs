@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use earlybird::Scale;
+use crate::Scale;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 

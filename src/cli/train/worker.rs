@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use earlybird::collective::Part;
-use earlybird::{Checkpoint, Error, Outcome, Preset, Result, Scale, World};
+use crate::collective::Part;
+use crate::{Checkpoint, Error, Outcome, Preset, Result, Scale, World};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 

@@ -98,7 +98,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
 
     /// What each bucket of an allreduce in buckets has of these choices, if all ranks have chosen alike; `buckets` says which
     /// these are, unless that is a mistake.
-    pub(in crate::collective) fn shared(
+    pub(in crate::internals::collective) fn shared(
         &self,
         buckets: std::result::Result<String, &'static str>,
         until: Deadline,
@@ -135,23 +135,23 @@ impl<T: Item> AllreduceBuilder<'_, T> {
 
 /// Choices that the collectives of all buckets have.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::collective) struct CommonChoices {
-    pub(in crate::collective) dtype: Dtype,
-    pub(in crate::collective) fire: Fire,
+pub(in crate::internals::collective) struct CommonChoices {
+    pub(in crate::internals::collective) dtype: Dtype,
+    pub(in crate::internals::collective) fire: Fire,
     grace: Grace,
     absent: Absent,
     depth: u32,
     reduce: Reduce,
     scale: Scale,
     mover: Mover,
-    pub(in crate::collective) executor: Executor,
+    pub(in crate::internals::collective) executor: Executor,
     /// The round that the first one follows.
-    pub(in crate::collective) base: u64,
+    pub(in crate::internals::collective) base: u64,
 }
 
 impl CommonChoices {
     /// A collective whose rounds all ranks are in.
-    pub(in crate::collective) fn synchronous<T: Item>(
+    pub(in crate::internals::collective) fn synchronous<T: Item>(
         &self,
         world: &World,
         lengths: &[usize],
@@ -163,7 +163,7 @@ impl CommonChoices {
     }
 
     /// A collective of several that have the cuts of one.
-    pub(in crate::collective) fn following<T: Item>(
+    pub(in crate::internals::collective) fn following<T: Item>(
         &self,
         world: &World,
         lengths: &[usize],

@@ -124,7 +124,7 @@ impl TicketDriver {
         &mut *self.endpoint
     }
 
-    #[cfg(all(test, feature = "internals"))]
+    #[cfg(all(test, earlybird_internals))]
     pub(super) fn home(&self) -> &Home {
         &self.home
     }

@@ -192,7 +192,7 @@ impl Record {
     }
 
     /// One more than the group whose cut the record has, whatever its turn.
-    #[cfg(all(test, feature = "internals"))]
+    #[cfg(all(test, earlybird_internals))]
     pub(super) fn newest_cut(self, cells: &impl Cells) -> u64 {
         cells.load(self.first + CUT) >> GROUP_SHIFT
     }

@@ -2,7 +2,7 @@
 
 mod data;
 mod explore;
-#[cfg(feature = "internals")]
+#[cfg(earlybird_internals)]
 mod hosts;
 mod speeds;
 mod world;
@@ -172,7 +172,7 @@ fn a_death_breaks_no_promise() {
 }
 
 /// A late cut, which no rank awaited, lands in a later turn of its record. On one host none is late.
-#[cfg(feature = "faults")]
+#[cfg(earlybird_faults)]
 #[test]
 fn a_cut_that_comes_late_is_found() {
     let lands = |seed: &u64| std::panic::catch_unwind(|| hosts::schedule(*seed, Some(Fault::OverlookCut))).is_err();
@@ -182,7 +182,7 @@ fn a_cut_that_comes_late_is_found() {
 }
 
 /// Each mistake does the harm that it stands for, not just any.
-#[cfg(feature = "faults")]
+#[cfg(earlybird_faults)]
 #[test]
 fn every_fault_is_found() {
     for fault in crate::fault::Suite::Tickets.faults() {

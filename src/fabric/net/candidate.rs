@@ -24,28 +24,28 @@ use crate::random::draw;
 use crate::seal::Secret;
 
 /// An open endpoint whose peers are not known yet.
-pub(in crate::fabric) struct Opened<W: Wire> {
-    pub(in crate::fabric) link: Link<W>,
+pub(in crate::internals::fabric) struct Opened<W: Wire> {
+    pub(in crate::internals::fabric) link: Link<W>,
     /// The provider, which must be the same on all ranks.
-    pub(in crate::fabric) provider: String,
+    pub(in crate::internals::fabric) provider: String,
     /// Its address, as the provider encodes it.
-    pub(in crate::fabric) address: Vec<u8>,
-    pub(in crate::fabric) taken: Taken,
+    pub(in crate::internals::fabric) address: Vec<u8>,
+    pub(in crate::internals::fabric) taken: Taken,
 }
 
 /// Which device was taken, for ranks that have a choice of networks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::fabric) struct Taken {
-    pub(in crate::fabric) device: String,
+pub(in crate::internals::fabric) struct Taken {
+    pub(in crate::internals::fabric) device: String,
     /// The hosts that reach it.
-    pub(in crate::fabric) scope: Scope,
+    pub(in crate::internals::fabric) scope: Scope,
     /// What would have been better, and why it was not taken.
-    pub(in crate::fabric) passed_over: Option<String>,
+    pub(in crate::internals::fabric) passed_over: Option<String>,
 }
 
 /// An open endpoint, and what the other ranks must know of it.
 #[derive(Debug)]
-pub(in crate::fabric) struct NetCandidate<F: OverWire> {
+pub(in crate::internals::fabric) struct NetCandidate<F: OverWire> {
     rank: u32,
     ranks: u32,
     patience: Patience,
@@ -59,7 +59,7 @@ impl<F: OverWire> NetCandidate<F> {
     ///
     /// # Errors
     /// The provider or `open` fails; the world has too many ranks.
-    pub(in crate::fabric) fn open(
+    pub(in crate::internals::fabric) fn open(
         (rank, ranks): (u32, u32),
         patience: Patience,
         open: impl FnOnce() -> Result<Opened<F::Wire>>,
@@ -90,7 +90,7 @@ impl<F: OverWire> NetCandidate<F> {
     ///
     /// # Errors
     /// As `gather`, and as [`Candidate::join`].
-    pub(in crate::fabric) fn meet(
+    pub(in crate::internals::fabric) fn meet(
         self,
         deadline: Instant,
         gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,

@@ -32,7 +32,7 @@ const LEAVE_TIME: Duration = Duration::from_secs(1);
 
 /// A rank's view of a world over a network. Each rank is a host of its own.
 #[derive(Debug)]
-pub(in crate::fabric) struct NetFabric<W: Wire> {
+pub(in crate::internals::fabric) struct NetFabric<W: Wire> {
     rank: u32,
     ranks: u32,
     provider: String,
@@ -190,7 +190,7 @@ impl<W: Wire> NetFabric<W> {
     }
 
     #[cfg(test)]
-    pub(in crate::fabric) fn shared(&self) -> &NetShared<W> {
+    pub(in crate::internals::fabric) fn shared(&self) -> &NetShared<W> {
         &self.shared
     }
 
@@ -209,7 +209,7 @@ impl<W: Wire> NetFabric<W> {
 ///
 /// # Errors
 /// As `join`.
-pub(in crate::fabric) fn in_this_process<F: Send>(
+pub(in crate::internals::fabric) fn in_this_process<F: Send>(
     ranks: u32,
     join: impl Fn(u32, &mut dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>>) -> Result<F> + Sync,
 ) -> Result<Vec<F>> {
@@ -239,7 +239,9 @@ pub(in crate::fabric) fn in_this_process<F: Send>(
 }
 
 /// A fabric that is a world over a wire.
-pub(in crate::fabric) trait OverWire: Debug + Send + Sync + Sized + 'static {
+pub(in crate::internals::fabric) trait OverWire:
+    Debug + Send + Sync + Sized + 'static
+{
     type Wire: Wire;
 
     /// The fabric that is this world.

@@ -15,25 +15,25 @@ pub(super) const SLOT_BYTES: usize = MOST_HEADER;
 
 /// Set in the immediate data of a write that carries a header; the lower bits are the slot's
 /// number. Other writes leave it clear.
-pub(in crate::fabric) const IN_SLOT: u16 = 1 << 15;
+pub(in crate::internals::fabric) const IN_SLOT: u16 = 1 << 15;
 
 /// Immediate data: what a write brings to the completion queue of its target. It holds the sender,
 /// the write's id, and the job's tag where there are bytes for it. Without the tag any process
 /// could claim that a write has landed: over `tcp` and `shm` (1.17) a write of no bytes needs no
 /// key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::fabric) struct ImmediateData {
-    pub(in crate::fabric) from: u32,
+pub(in crate::internals::fabric) struct ImmediateData {
+    pub(in crate::internals::fabric) from: u32,
     /// The id of the write, or [`IN_SLOT`] with the number of the slot.
-    pub(in crate::fabric) which: u16,
+    pub(in crate::internals::fabric) which: u16,
 }
 
 impl ImmediateData {
     /// Bytes that it takes without a tag, and with one.
-    pub(in crate::fabric) const BYTES: usize = 4;
+    pub(in crate::internals::fabric) const BYTES: usize = 4;
     pub(super) const TAGGED_BYTES: usize = 8;
 
-    pub(in crate::fabric) fn encode(self, tag: u32) -> u64 {
+    pub(in crate::internals::fabric) fn encode(self, tag: u32) -> u64 {
         u64::from(tag) << 32 | u64::from(self.from) << 16 | u64::from(self.which)
     }
 

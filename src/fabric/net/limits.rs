@@ -11,7 +11,7 @@ const MOST_PART: usize = 1 << 20;
 
 /// Shortest transfer whose parts go over several rails. Its signal waits for their completion, one more way to the peer and
 /// back: some microseconds, which writing half of it takes at 25 to 50 GB/s, and more at less.
-pub(in crate::fabric) const LEAST_SPREAD: usize = 256 << 10;
+pub(in crate::internals::fabric) const LEAST_SPREAD: usize = 256 << 10;
 
 /// Parts of a transfer over several rails are multiples of a page.
 pub(super) const SPREAD_UNIT: usize = 4096;
@@ -30,27 +30,27 @@ pub(super) const RESERVED: usize = 1;
 
 /// Limits of one endpoint.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::fabric) struct Limits {
+pub(in crate::internals::fabric) struct Limits {
     /// Most bytes of data that travel in a message.
-    pub(in crate::fabric) put: usize,
+    pub(in crate::internals::fabric) put: usize,
     /// Longest part of a transfer.
-    pub(in crate::fabric) part: usize,
+    pub(in crate::internals::fabric) part: usize,
     /// Longest transfer that carries a header along.
-    pub(in crate::fabric) with_header: usize,
+    pub(in crate::internals::fabric) with_header: usize,
     /// Message buffers for incoming messages.
-    pub(in crate::fabric) receives: usize,
+    pub(in crate::internals::fabric) receives: usize,
     /// One-sided operations in flight.
-    pub(in crate::fabric) moving: usize,
+    pub(in crate::internals::fabric) moving: usize,
     /// Bytes of immediate data that a peer's write can bring; 0 if writes are to carry none.
-    pub(in crate::fabric) immediate: usize,
+    pub(in crate::internals::fabric) immediate: usize,
     /// Locations of a peer that one write can reach.
-    pub(in crate::fabric) places: usize,
+    pub(in crate::internals::fabric) places: usize,
 }
 
 impl Limits {
     /// Those of an endpoint whose operations have at most `longest` bytes, in a world of `ranks`.
     /// Its writes carry neither immediate data nor headers.
-    pub(in crate::fabric) fn of(longest: usize, ranks: u32) -> Self {
+    pub(in crate::internals::fabric) fn of(longest: usize, ranks: u32) -> Self {
         let (part, with_header) = (longest.clamp(1, MOST_PART), longest.saturating_sub(SLOT_BYTES).min(MOST_PART));
         let moving = MOVING.max(peers(ranks));
         Limits { put: MOST_DATA, part, with_header, receives: RECEIVE_BUFFERS, moving, immediate: 0, places: 1 }
@@ -58,12 +58,12 @@ impl Limits {
 
     /// Operations that can be in flight in a world of `ranks`. Receives have the first numbers, then
     /// come sends and then transfers.
-    pub(in crate::fabric) fn operations(&self, ranks: u32) -> usize {
+    pub(in crate::internals::fabric) fn operations(&self, ranks: u32) -> usize {
         self.first_transfer(ranks) + self.moving
     }
 
     /// The number of the first transfer.
-    pub(in crate::fabric) fn first_transfer(&self, ranks: u32) -> usize {
+    pub(in crate::internals::fabric) fn first_transfer(&self, ranks: u32) -> usize {
         self.receives + SEND_BUFFERS.max(peers(ranks)) + RESERVED * peers(ranks)
     }
 }

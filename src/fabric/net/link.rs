@@ -27,7 +27,7 @@ impl Limits {
     /// Bytes of the memory of a link in a world of `ranks`, which grows with their number: of the
     /// message buffers with the outgoing headers behind them, and of the header slots for incoming
     /// headers, if writes can bring some.
-    pub(in crate::fabric) fn memory(&self, ranks: u32) -> (usize, Option<usize>) {
+    pub(in crate::internals::fabric) fn memory(&self, ranks: u32) -> (usize, Option<usize>) {
         let brings_headers = self.immediate >= ImmediateData::BYTES && self.places >= 2;
         let buffers = header_at(self.first_transfer(ranks), self.moving);
         (buffers, brings_headers.then(|| header_slots::size(ranks)))
@@ -36,7 +36,7 @@ impl Limits {
 
 /// What has happened to an operation, or at a peer.
 #[derive(Clone, Debug)]
-pub(in crate::fabric) enum Event {
+pub(in crate::internals::fabric) enum Event {
     /// A message arrived: its buffer and length.
     Message(usize, usize),
     /// A message was sent, and its buffer is free again.
@@ -73,13 +73,13 @@ pub(super) enum Way {
 
 /// A wire at work.
 #[derive(Debug)]
-pub(in crate::fabric) struct Link<W: Wire> {
+pub(in crate::internals::fabric) struct Link<W: Wire> {
     /// Where peers write headers; `None` if writes carry none. Peers may write it, unlike the
     /// message buffers, so it is memory of its own.
     header_slots: Option<W::Memory>,
     buffers: W::Memory,
     // After the registrations, which end first.
-    pub(in crate::fabric) wire: W,
+    pub(in crate::internals::fabric) wire: W,
     /// The memory of both, which the provider may use until the wire has ended.
     windows: Vec<Window>,
     operations: Vec<Operation>,
@@ -87,17 +87,21 @@ pub(in crate::fabric) struct Link<W: Wire> {
     moving: Pool,
     /// The number of the first transfer, and of the buffer for injected messages behind the others.
     first_transfer: usize,
-    pub(in crate::fabric) limits: Limits,
+    pub(in crate::internals::fabric) limits: Limits,
     /// Whether writes carry immediate data, and whether it has a tag: for this rank alone until
     /// [`Link::agree`].
-    pub(in crate::fabric) uses_immediate: bool,
-    pub(in crate::fabric) tags_immediate: bool,
+    pub(in crate::internals::fabric) uses_immediate: bool,
+    pub(in crate::internals::fabric) tags_immediate: bool,
     /// The provider has not taken a message buffer back.
     refused: Option<W::Error>,
 }
 
 impl<W: Wire> Link<W> {
-    pub(in crate::fabric) fn new(wire: W, limits: Limits, (rank, ranks): (u32, u32)) -> Result<Self, Failed<W::Error>> {
+    pub(in crate::internals::fabric) fn new(
+        wire: W,
+        limits: Limits,
+        (rank, ranks): (u32, u32),
+    ) -> Result<Self, Failed<W::Error>> {
         let first_transfer = limits.first_transfer(ranks);
         let uses_immediate = limits.immediate >= ImmediateData::BYTES;
         let (buffers, header_slots) = limits.memory(ranks);
@@ -133,7 +137,7 @@ impl<W: Wire> Link<W> {
     }
 
     /// Where peers write headers to this rank; `None` if writes carry none.
-    pub(in crate::fabric) fn header_slots(&self) -> Option<HeaderSlots> {
+    pub(in crate::internals::fabric) fn header_slots(&self) -> Option<HeaderSlots> {
         let (key, base) = self.header_slots.as_ref()?.key()?;
         Some(HeaderSlots { key, base })
     }
@@ -144,7 +148,7 @@ impl<W: Wire> Link<W> {
     }
 
     /// Whether this rank's device changes its cells for peers. Immediate data has to end its waits.
-    pub(in crate::fabric) fn is_by_device(&self) -> bool {
+    pub(in crate::internals::fabric) fn is_by_device(&self) -> bool {
         self.uses_immediate && self.wire.atomicity() != Atomicity::Processor
     }
 

@@ -12,7 +12,7 @@ use crate::fabric::{Access, Window};
 
 /// The purpose of memory, which decides what operations may do with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::fabric) enum Purpose {
+pub(in crate::internals::fabric) enum Purpose {
     /// Messages are received into it and sent from it; headers of writes are sent from it.
     Messages,
     /// One-sided operations of this rank, and those of peers that the access allows.
@@ -21,7 +21,7 @@ pub(in crate::fabric) enum Purpose {
 
 impl Purpose {
     /// What peers may do with the memory.
-    pub(in crate::fabric) fn access(self) -> Access {
+    pub(in crate::internals::fabric) fn access(self) -> Access {
         match self {
             Purpose::Messages => Access::Local,
             Purpose::Operations(access) => access,
@@ -30,7 +30,7 @@ impl Purpose {
 }
 
 /// Memory of this process that a provider may use. A registration ends before the memory.
-pub(in crate::fabric) trait Registered: Debug + Send {
+pub(in crate::internals::fabric) trait Registered: Debug + Send {
     /// Direct access to it.
     fn window(&self) -> &Window;
 
@@ -44,7 +44,7 @@ pub(in crate::fabric) trait Registered: Debug + Send {
 
 /// Why memory could not be registered.
 #[derive(Debug)]
-pub(in crate::fabric) enum Failed<E> {
+pub(in crate::internals::fabric) enum Failed<E> {
     /// The system refused.
     System(Error),
     /// The provider refused.
@@ -52,7 +52,7 @@ pub(in crate::fabric) enum Failed<E> {
 }
 
 /// Allocates zeroed memory of whole pages and populates them, as some devices require.
-pub(in crate::fabric) fn allocate(rank: u32, bytes: usize) -> Result<Window> {
+pub(in crate::internals::fabric) fn allocate(rank: u32, bytes: usize) -> Result<Window> {
     const PAGE: usize = 4096;
     const LARGE_PAGE: usize = 2 << 20;
     let refused = |cause: std::io::Error| Error::os(rank, "allocate memory", cause);

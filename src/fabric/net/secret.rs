@@ -16,23 +16,23 @@ pub(crate) const KEY: usize = 16;
 pub(crate) struct JobSecret {
     key: [u8; KEY],
     /// Travels in the header of messages until all ranks have joined. A stranger may learn it, and nothing of the words.
-    pub(in crate::fabric) joining: u64,
+    pub(in crate::internals::fabric) joining: u64,
 }
 
 /// What one rank shows to another one, and to no third: a process that has taken the place of a rank that died hears what is
 /// meant for that rank, and can say nothing with it.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub(in crate::fabric) struct Words {
+pub(in crate::internals::fabric) struct Words {
     /// Travels in the header of each message once all ranks have joined. No process but the ranks has heard it before.
-    pub(in crate::fabric) word: u64,
+    pub(in crate::internals::fabric) word: u64,
     /// Travels in immediate data, where that has bytes for it. A stranger that finds these few bits by trying learns nothing
     /// of the word.
-    pub(in crate::fabric) tag: u32,
+    pub(in crate::internals::fabric) tag: u32,
 }
 
 impl JobSecret {
     /// That of ranks which share the secret of a meeting and have told each other this there.
-    pub(in crate::fabric) fn agreed(meeting: &Secret, introductions: &[Vec<u8>]) -> Self {
+    pub(in crate::internals::fabric) fn agreed(meeting: &Secret, introductions: &[Vec<u8>]) -> Self {
         let told: Vec<&[u8]> = introductions.iter().map(Vec::as_slice).collect();
         JobSecret::of(meeting.derive(&[&[&b"job"[..]], &told[..]].concat()))
     }
@@ -44,7 +44,7 @@ impl JobSecret {
     }
 
     /// What one rank shows to another one.
-    pub(in crate::fabric) fn words(&self, from: u32, to: u32) -> Words {
+    pub(in crate::internals::fabric) fn words(&self, from: u32, to: u32) -> Words {
         let (secret, from, to) = (self.secret(), from.to_le_bytes(), to.to_le_bytes());
         Words {
             word: u64::from_le_bytes(secret.derive(&[b"word", &from, &to])),
@@ -63,13 +63,13 @@ impl JobSecret {
     }
 
     /// Bytes that a rank tells another one, with a seal for this use.
-    pub(in crate::fabric) fn sealed(&self, what: &str, (from, to): (u32, u32), bytes: &[u8]) -> Vec<u8> {
+    pub(in crate::internals::fabric) fn sealed(&self, what: &str, (from, to): (u32, u32), bytes: &[u8]) -> Vec<u8> {
         let ends = [from.to_le_bytes(), to.to_le_bytes()].concat();
         [bytes, &self.secret().seal(&[what.as_bytes(), &ends, bytes])].concat()
     }
 
     /// The bytes without the seal; `None` if it is another one.
-    pub(in crate::fabric) fn opened<'a>(
+    pub(in crate::internals::fabric) fn opened<'a>(
         &self,
         what: &str,
         (from, to): (u32, u32),

@@ -40,7 +40,7 @@ const ACK_DELAY: Duration = Duration::from_micros(200);
 const BEAT: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
-pub(in crate::fabric) struct NetShared<W: Wire> {
+pub(in crate::internals::fabric) struct NetShared<W: Wire> {
     engine: Mutex<NetEngine<W>>,
     rank: u32,
     failed: Arc<AtomicBool>,
@@ -85,7 +85,7 @@ impl<W: Wire> NetShared<W> {
         }))
     }
 
-    pub(in crate::fabric) fn lock(&self) -> MutexGuard<'_, NetEngine<W>> {
+    pub(in crate::internals::fabric) fn lock(&self) -> MutexGuard<'_, NetEngine<W>> {
         self.engine.lock()
     }
 

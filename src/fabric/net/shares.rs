@@ -55,12 +55,12 @@ impl Pool {
 }
 
 /// What one peer may hold of a pool of this size.
-pub(in crate::fabric) fn share(size: usize, ranks: u32) -> usize {
+pub(in crate::internals::fabric) fn share(size: usize, ranks: u32) -> usize {
     (size / peers(ranks)).max(1)
 }
 
 /// The number of peers in a world of `ranks`, at least 1.
-pub(in crate::fabric) fn peers(ranks: u32) -> usize {
+pub(in crate::internals::fabric) fn peers(ranks: u32) -> usize {
     ranks.saturating_sub(1).max(1) as usize
 }
 

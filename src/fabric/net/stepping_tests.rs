@@ -23,24 +23,24 @@ const PARTS: usize = 3;
 /// The first endpoint of a rank.
 const CHANNEL: u16 = 1;
 
-pub(in crate::fabric) const PATIENCE: Duration = Duration::from_secs(60);
+pub(in crate::internals::fabric) const PATIENCE: Duration = Duration::from_secs(60);
 
 fn patience() -> Duration {
     Fault::patience(PATIENCE)
 }
 
 /// A world of two ranks, with an endpoint each.
-pub(in crate::fabric) struct World<W: Wire> {
-    pub(in crate::fabric) ends: Vec<Box<dyn Endpoint>>,
-    pub(in crate::fabric) ranks: Vec<NetFabric<W>>,
+pub(in crate::internals::fabric) struct World<W: Wire> {
+    pub(in crate::internals::fabric) ends: Vec<Box<dyn Endpoint>>,
+    pub(in crate::internals::fabric) ranks: Vec<NetFabric<W>>,
 }
 
 impl<W: Wire> World<W> {
-    pub(in crate::fabric) fn of(ranks: Vec<NetFabric<W>>) -> Self {
+    pub(in crate::internals::fabric) fn of(ranks: Vec<NetFabric<W>>) -> Self {
         World { ends: ranks.iter().map(|rank| rank.open(RawAccess::CRATE).unwrap()).collect(), ranks }
     }
 
-    pub(in crate::fabric) fn end(self) {
+    pub(in crate::internals::fabric) fn end(self) {
         let World { ends, ranks } = self;
         drop(ends);
         std::thread::scope(|scope| ranks.iter().for_each(|rank| _ = scope.spawn(|| rank.leave())));
@@ -431,13 +431,13 @@ fn a_rank_of_a_failed_world_never_seems_to_leave_in_good_order<W: Wire>(make: Ma
 }
 
 /// All of the suite, over a wire whose reads need the peer's process.
-pub(in crate::fabric) fn all<W: Wire>(make: Make<W>) {
+pub(in crate::internals::fabric) fn all<W: Wire>(make: Make<W>) {
     over_devices(make);
     a_read_from_a_rank_that_left_ends(make);
 }
 
 /// The suite over a wire whose reads a device answers, also for a rank that has left.
-pub(in crate::fabric) fn over_devices<W: Wire>(make: Make<W>) {
+pub(in crate::internals::fabric) fn over_devices<W: Wire>(make: Make<W>) {
     a_write_is_acknowledged_when_its_last_part_has_landed(make);
     a_read_completes_with_its_last_part(make);
     a_rank_that_does_not_look_loses_nothing(make);

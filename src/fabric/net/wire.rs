@@ -16,27 +16,27 @@ use crate::time::Deadline;
 
 /// Bytes of this rank's registered memory.
 #[derive(Debug)]
-pub(in crate::fabric) struct Local<'a, M> {
-    pub(in crate::fabric) memory: &'a M,
-    pub(in crate::fabric) offset: usize,
-    pub(in crate::fabric) len: usize,
+pub(in crate::internals::fabric) struct Local<'a, M> {
+    pub(in crate::internals::fabric) memory: &'a M,
+    pub(in crate::internals::fabric) offset: usize,
+    pub(in crate::internals::fabric) len: usize,
 }
 
 /// A location in a peer's memory.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::fabric) struct Remote {
+pub(in crate::internals::fabric) struct Remote {
     /// The address or offset, whichever the provider counts by.
-    pub(in crate::fabric) address: u64,
+    pub(in crate::internals::fabric) address: u64,
     /// The key of the registration; those of all rails, as the wire packs them.
-    pub(in crate::fabric) key: u64,
+    pub(in crate::internals::fabric) key: u64,
 }
 
 /// Both ends of data that moves.
-pub(in crate::fabric) type Ends<'a, M> = (Local<'a, M>, Remote);
+pub(in crate::internals::fabric) type Ends<'a, M> = (Local<'a, M>, Remote);
 
 /// An entry of the completion queue.
 #[derive(Clone, Debug)]
-pub(in crate::fabric) enum QueueEntry {
+pub(in crate::internals::fabric) enum QueueEntry {
     /// The operation of this number has completed; a receive, with the length of the message in bytes.
     Done { number: usize, len: usize },
     /// The operation of this number has failed, for this reason.
@@ -51,7 +51,7 @@ pub(in crate::fabric) enum QueueEntry {
 
 /// How a device changes a cell of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::fabric) enum CellChange {
+pub(in crate::internals::fabric) enum CellChange {
     /// The cell becomes this value.
     Set(u64),
     /// As the atomic says; the operation fetches the old value.
@@ -60,7 +60,7 @@ pub(in crate::fabric) enum CellChange {
 
 /// The agent that changes cells, so that no change is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::fabric) enum Atomicity {
+pub(in crate::internals::fabric) enum Atomicity {
     /// The processor of the cell's home, which peers ask by messages.
     Processor,
     /// The device of the home: the home's own changes go through it, too.
@@ -71,26 +71,26 @@ pub(in crate::fabric) enum Atomicity {
 
 /// A descriptor to sleep on, and the events to wait for, as for poll(2).
 #[derive(Debug)]
-pub(in crate::fabric) struct Watched {
-    pub(in crate::fabric) descriptor: OwnedFd,
-    pub(in crate::fabric) events: i16,
+pub(in crate::internals::fabric) struct Watched {
+    pub(in crate::internals::fabric) descriptor: OwnedFd,
+    pub(in crate::internals::fabric) events: i16,
 }
 
 /// What a device reports by itself, and not as the end of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::fabric) struct Trouble {
+pub(in crate::internals::fabric) struct Trouble {
     /// The peer whose connection has failed; `None` if this rank can go on with none.
-    pub(in crate::fabric) peer: Option<u32>,
+    pub(in crate::internals::fabric) peer: Option<u32>,
     /// What has happened.
-    pub(in crate::fabric) reason: String,
+    pub(in crate::internals::fabric) reason: String,
 }
 
 /// Whether an operation was posted; `false` if the provider or this rank has no free resource now.
-pub(in crate::fabric) type Posted<E> = Result<bool, E>;
+pub(in crate::internals::fabric) type Posted<E> = Result<bool, E>;
 
 /// What ranks tell each other of their connections, once all are connected, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::fabric) enum Telling {
+pub(in crate::internals::fabric) enum Telling {
     /// Those that they have made.
     Made,
     /// Those that have come to them, among these. Nothing comes any more.
@@ -100,7 +100,7 @@ pub(in crate::fabric) enum Telling {
 }
 
 impl Telling {
-    pub(in crate::fabric) const ALL: [Telling; 3] = [Telling::Made, Telling::Kept, Telling::StillMade];
+    pub(in crate::internals::fabric) const ALL: [Telling; 3] = [Telling::Made, Telling::Kept, Telling::StillMade];
 
     /// What seals name the step.
     pub(super) fn name(self) -> &'static str {
@@ -122,7 +122,7 @@ impl Telling {
 /// has ended, the memory must live. Nothing else may change what they read, or use what they write.
 ///
 /// [`Limits::operations`]: super::limits::Limits::operations
-pub(in crate::fabric) trait Wire: Debug + Send + Sized + 'static {
+pub(in crate::internals::fabric) trait Wire: Debug + Send + Sized + 'static {
     /// The name of the fabric.
     const FABRIC: &'static str;
 

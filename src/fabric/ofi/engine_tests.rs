@@ -10,7 +10,7 @@ fn nothing_completes_before_its_data_is_processed() {
     }
 }
 
-#[cfg(feature = "faults")]
+#[cfg(earlybird_faults)]
 #[test]
 fn every_fault_is_found() {
     use crate::fault::{Fault, Suite};

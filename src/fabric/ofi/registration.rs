@@ -41,7 +41,7 @@ impl Purpose {
 
 /// Registers the memory of an endpoint.
 #[derive(Clone, Debug)]
-pub(in crate::fabric) struct Registrar {
+pub(in crate::internals::fabric) struct Registrar {
     rank: u32,
     endpoint: Arc<Endpoint>,
     /// `None` where the provider chooses the keys.

@@ -29,7 +29,7 @@ use crate::time::Deadline;
 struct Context(sys::fi_context2);
 
 /// The endpoint at work.
-pub(in crate::fabric) struct OfiWire {
+pub(in crate::internals::fabric) struct OfiWire {
     pub(super) endpoint: Arc<Endpoint>,
     registrar: Registrar,
     /// libfabric's number of each rank.

@@ -10,7 +10,7 @@ const DELEGATED: u32 = 1 << 31;
 /// Counts rings, for one thread that sleeps until the next one.
 #[repr(transparent)]
 #[cfg_attr(any(loom, test), derive(Debug, Default))]
-pub(in crate::fabric) struct Rings(AtomicU32);
+pub(in crate::internals::fabric) struct Rings(AtomicU32);
 
 impl Rings {
     /// The number of rings so far.
@@ -39,26 +39,26 @@ impl Rings {
 /// own count of rings, and sleeps unless that count grew since before it delegated the first.
 #[repr(C, align(64))]
 #[cfg_attr(any(loom, test), derive(Debug, Default))]
-pub(in crate::fabric) struct Doorbell {
+pub(in crate::internals::fabric) struct Doorbell {
     interest: AtomicU32,
     rung: Rings,
 }
 
 impl Doorbell {
     /// Announces a wait, before the last look at memory.
-    pub(in crate::fabric) fn announce(&self, interest: u32) {
+    pub(in crate::internals::fabric) fn announce(&self, interest: u32) {
         self.interest.store(interest, Ordering::Relaxed);
         // Pairs with the fence in `ring_all`: either the look at memory that follows sees the change,
         // or the rank that made the change sees the announcement.
         full_fence();
     }
 
-    pub(in crate::fabric) fn withdraw(&self) {
+    pub(in crate::internals::fabric) fn withdraw(&self) {
         self.interest.store(0, Ordering::Relaxed);
     }
 
     /// Sleeps until the bell rings, or for `at_most`. A ring since the announcement counts.
-    pub(in crate::fabric) fn sleep(&self, at_most: Duration) {
+    pub(in crate::internals::fabric) fn sleep(&self, at_most: Duration) {
         let rung = self.rung.count();
         if self.interest.load(Ordering::Acquire) == 0 {
             return;
@@ -115,7 +115,7 @@ impl Doorbell {
 
 /// Wakes the threads that wait for `interest` at these bells, each with its rank's sleeper: all, or
 /// `most` of them. Returns how many were woken.
-pub(in crate::fabric) fn ring_all<'a>(
+pub(in crate::internals::fabric) fn ring_all<'a>(
     bells: impl Iterator<Item = (&'a Doorbell, &'a Rings)>,
     most: u32,
     interest: u32,
@@ -128,7 +128,7 @@ pub(in crate::fabric) fn ring_all<'a>(
 
 /// As [`ring_all`], where sleepers fence for the rank that rings, between their announcement and
 /// their last look.
-pub(in crate::fabric) fn ring_fenced<'a>(
+pub(in crate::internals::fabric) fn ring_fenced<'a>(
     bells: impl Iterator<Item = (&'a Doorbell, &'a Rings)>,
     most: u32,
     interest: u32,

@@ -66,7 +66,7 @@ pub(super) struct Segment {
 }
 
 /// Bytes at the beginning of the file of a world of `ranks`.
-pub(in crate::fabric) fn head_bytes(ranks: u32) -> usize {
+pub(in crate::internals::fabric) fn head_bytes(ranks: u32) -> usize {
     size_of::<Head>() + ranks as usize * (size_of::<RankHead>() + CHANNELS as usize * size_of::<Doorbell>())
 }
 

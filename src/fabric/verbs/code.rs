@@ -9,7 +9,7 @@ use crate::units::Bytes;
 
 /// An error of libibverbs, or of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::fabric) enum Code {
+pub(in crate::internals::fabric) enum Code {
     /// The system's error number.
     System(i32),
     /// An earlier operation to the peer has failed, and with it the connection.

@@ -143,7 +143,7 @@ const MOVING: usize = 8;
 /// The limits on a device with operations of at most `longest` bytes, and `most_receives` receives in
 /// a queue, of which `receive_depth` are for each peer. Immediate data has 32 bits. Two writes, the
 /// second one with immediate data, count as one operation: they land in order.
-pub(in crate::fabric) fn limits(
+pub(in crate::internals::fabric) fn limits(
     longest: usize,
     most_receives: usize,
     receive_depth: Option<u32>,

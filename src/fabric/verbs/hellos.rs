@@ -29,7 +29,7 @@ const SEALED: usize = Hello::BYTES + SEAL;
 const BUFFER: usize = (GRH_LEN + SEALED).next_multiple_of(64);
 
 /// Bytes of all buffers.
-pub(in crate::fabric) const MEMORY: usize = (SENDS + RECEIVES) * BUFFER;
+pub(in crate::internals::fabric) const MEMORY: usize = (SENDS + RECEIVES) * BUFFER;
 
 /// The datagram queue pair with its buffers.
 #[derive(Debug)]

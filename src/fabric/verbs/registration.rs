@@ -43,7 +43,7 @@ impl Purpose {
 
 /// Registers memory with a device.
 #[derive(Clone, Debug)]
-pub(in crate::fabric) struct Registrar {
+pub(in crate::internals::fabric) struct Registrar {
     rank: u32,
     domain: Arc<Domain>,
     /// That of the second rail.
@@ -52,7 +52,7 @@ pub(in crate::fabric) struct Registrar {
 
 /// Memory of this process that the device may use, and that of the second rail. The registrations end before the memory.
 #[derive(Debug)]
-pub(in crate::fabric) struct Registered {
+pub(in crate::internals::fabric) struct Registered {
     memory: Memory,
     second: Option<Memory>,
     window: Window,

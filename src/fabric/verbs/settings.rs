@@ -21,7 +21,7 @@ const ALL_SENDS: usize = 1 << 14;
 pub(super) const INLINE: u32 = 128;
 
 /// The requests that the send queue to each peer holds.
-pub(in crate::fabric) fn sends(peers: usize, most: Option<u32>) -> u32 {
+pub(in crate::internals::fabric) fn sends(peers: usize, most: Option<u32>) -> u32 {
     let most = most.unwrap_or(MOST_SENDS);
     ((ALL_SENDS / peers.max(1)).max(LEAST_SENDS) as u32).min(most)
 }
@@ -53,7 +53,7 @@ impl Depths {
 
 /// The entries of the completion queue of a rank with `receives` receives.
 #[cfg(all(test, not(loom)))]
-pub(in crate::fabric) fn completions(receives: usize, ranks: u32) -> usize {
+pub(in crate::internals::fabric) fn completions(receives: usize, ranks: u32) -> usize {
     Depths::in_world(receives, None, ranks).completions
 }
 

@@ -27,7 +27,7 @@ const LAST_MESSAGES: Duration = Duration::from_millis(100);
 
 /// The queues at work. A field is dropped before those that it depends on.
 #[derive(Debug)]
-pub(in crate::fabric) struct VerbsWire {
+pub(in crate::internals::fabric) struct VerbsWire {
     /// The first one carries all but the parts of large transfers, of which the second one, if there is one, has every
     /// other.
     pub(super) first: Rail,

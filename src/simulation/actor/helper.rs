@@ -38,7 +38,7 @@ impl Actor {
     }
 
     /// Whether the thread can do something when it is its turn.
-    pub(in crate::simulation) fn has_helper(&self) -> bool {
+    pub(in crate::internals::simulation) fn has_helper(&self) -> bool {
         match self.helper {
             _ if self.is_gone() => false,
             Helper::Idle => false,
@@ -47,7 +47,7 @@ impl Actor {
         }
     }
 
-    pub(in crate::simulation) fn helper_is_parked(&self) -> bool {
+    pub(in crate::internals::simulation) fn helper_is_parked(&self) -> bool {
         self.helper == Helper::Parked && !self.is_gone()
     }
 

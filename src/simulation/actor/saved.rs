@@ -10,7 +10,7 @@ use crate::fabric::sim::Net;
 
 /// Whose death a rank has to do with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::simulation) enum DeathOf {
+pub(in crate::internals::simulation) enum DeathOf {
     /// No other rank has died, and this one will not.
     None,
     /// This rank may die at any step.
@@ -21,7 +21,7 @@ pub(in crate::simulation) enum DeathOf {
 
 /// Everything about an actor that changes.
 #[derive(Debug)]
-pub(in crate::simulation) struct Saved {
+pub(in crate::internals::simulation) struct Saved {
     machine: Machine,
     searches: bool,
     session: Session,
@@ -35,7 +35,7 @@ pub(in crate::simulation) struct Saved {
 
 impl Actor {
     /// Hashes what [`Actor::save`] saves, as far as it matters.
-    pub(in crate::simulation) fn fingerprint(&self, state: &mut impl Hasher) {
+    pub(in crate::internals::simulation) fn fingerprint(&self, state: &mut impl Hasher) {
         let Actor { engine, session, doing, helper, made, judged, dropped, heard, .. } = self;
         if self.is_gone() {
             // It makes no step any more, and no rank reads what it knew.
@@ -46,7 +46,7 @@ impl Actor {
         (engine.searches(), doing, helper, made, judged, dropped, heard).hash(state);
     }
 
-    pub(in crate::simulation) fn save(&self) -> Saved {
+    pub(in crate::internals::simulation) fn save(&self) -> Saved {
         let (machine, searches) = self.engine.save();
         Saved {
             machine,
@@ -61,7 +61,7 @@ impl Actor {
         }
     }
 
-    pub(in crate::simulation) fn restore(&mut self, saved: &Saved) {
+    pub(in crate::internals::simulation) fn restore(&mut self, saved: &Saved) {
         self.engine.restore(&saved.machine, saved.searches);
         self.session.clone_from(&saved.session);
         (self.doing, self.helper, self.made) = (saved.doing, saved.helper, saved.made);
@@ -71,7 +71,7 @@ impl Actor {
 
     /// Whether its next step concerns no other rank: it writes only what no rank reads before a later step says so, and
     /// reads only what no rank changes.
-    pub(in crate::simulation) fn next_is_local(&self, death: DeathOf, net: &Net) -> bool {
+    pub(in crate::internals::simulation) fn next_is_local(&self, death: DeathOf, net: &Net) -> bool {
         let machine = self.engine.machine();
         match machine.peek_op() {
             _ if !self.is_seated() && self.habits.thread => false,
@@ -93,13 +93,13 @@ impl Actor {
 
     /// Whether its next step may depend on a death that it has heard of. Before any other step it need not hear of one:
     /// hearing of it after that step leads to the same state.
-    pub(in crate::simulation) fn heeds_deaths(&self) -> bool {
+    pub(in crate::internals::simulation) fn heeds_deaths(&self) -> bool {
         let looks = !matches!(self.doing, Doing::Holding { .. } | Doing::Releasing | Doing::Filling { .. });
         self.habits.thread || (looks && self.engine.machine().peek_op().is_none())
     }
 
     /// Cells of claims that have no meaning any more: everything that was claimed has happened.
-    pub(in crate::simulation) fn spent_claims(&self, cells: impl Fn(usize) -> u64) -> Vec<usize> {
+    pub(in crate::internals::simulation) fn spent_claims(&self, cells: impl Fn(usize) -> u64) -> Vec<usize> {
         self.engine.machine().spent_claims(&cells)
     }
 }

@@ -11,7 +11,7 @@ use crate::error::Ranks;
 
 impl<W: Wire> NetEngine<W> {
     /// Gives this rank's bytes for each rank to the next exchange.
-    pub(in crate::fabric::net) fn give<'d>(&mut self, turn: u64, to: impl Fn(u32) -> &'d [u8]) {
+    pub(in crate::internals::fabric::net) fn give<'d>(&mut self, turn: u64, to: impl Fn(u32) -> &'d [u8]) {
         self.turn = turn;
         let content = if self.joins { Content::Join { turn } } else { Content::Exchange { turn } };
         self.gather(turn, self.rank, to(self.rank).to_vec());
@@ -30,14 +30,14 @@ impl<W: Wire> NetEngine<W> {
     }
 
     /// Ranks whose bytes for an exchange have not come.
-    pub(in crate::fabric::net) fn not_gathered(&self, turn: u64) -> Vec<u32> {
+    pub(in crate::internals::fabric::net) fn not_gathered(&self, turn: u64) -> Vec<u32> {
         let given = self.gathered.get(&turn);
         let lacks = |rank: &u32| given.is_none_or(|given| given[*rank as usize].is_none());
         (0..self.ranks()).filter(lacks).collect()
     }
 
     /// Takes what all ranks gave to an exchange.
-    pub(in crate::fabric::net) fn take_gathered(&mut self, turn: u64) -> Vec<Vec<u8>> {
+    pub(in crate::internals::fabric::net) fn take_gathered(&mut self, turn: u64) -> Vec<Vec<u8>> {
         self.gathered.remove(&turn).into_iter().flatten().map(Option::unwrap_or_default).collect()
     }
 
@@ -46,7 +46,7 @@ impl<W: Wire> NetEngine<W> {
     ///
     /// # Errors
     /// Ranks to which another process may hear what is sent.
-    pub(in crate::fabric::net) fn keep_strangers_out(&mut self, told: &[Vec<u8>]) -> Result<(), Ranks> {
+    pub(in crate::internals::fabric::net) fn keep_strangers_out(&mut self, told: &[Vec<u8>]) -> Result<(), Ranks> {
         for from in self.link.wire.keep_strangers_out(told)? {
             tracing::warn!(rank = self.rank, %from, "cuts a connection that no rank of this job has made");
             self.strangers.connections.came(&from.ip().to_string());
@@ -56,7 +56,7 @@ impl<W: Wire> NetEngine<W> {
     }
 
     /// All ranks have kept strangers out.
-    pub(in crate::fabric::net) fn end_joining(&mut self) {
+    pub(in crate::internals::fabric::net) fn end_joining(&mut self) {
         self.joining_turns = 0;
     }
 
@@ -66,14 +66,14 @@ impl<W: Wire> NetEngine<W> {
     }
 
     /// Learns what the device reports by itself.
-    pub(in crate::fabric::net) fn look_at_device(&mut self) {
+    pub(in crate::internals::fabric::net) fn look_at_device(&mut self) {
         while let Some(trouble) = self.link.wire.trouble() {
             self.take_trouble(trouble);
         }
     }
 
     /// A connection or the whole device has failed.
-    pub(in crate::fabric) fn take_trouble(&mut self, Trouble { peer, reason }: Trouble) {
+    pub(in crate::internals::fabric) fn take_trouble(&mut self, Trouble { peer, reason }: Trouble) {
         match peer {
             Some(peer) => self.suspect_unreachable(peer, &reason),
             None => {
@@ -85,28 +85,28 @@ impl<W: Wire> NetEngine<W> {
 
     /// Suspects that a peer has ended. What it sent before, and what others say of it, may still be
     /// unread.
-    pub(in crate::fabric::net) fn suspect(&mut self, peer: u32, evidence: Evidence) {
+    pub(in crate::internals::fabric::net) fn suspect(&mut self, peer: u32, evidence: Evidence) {
         if !self.is_done_with(peer) {
             self.suspects.add(peer, evidence, Instant::now());
         }
     }
 
-    pub(in crate::fabric::net) fn has_suspects(&self) -> bool {
+    pub(in crate::internals::fabric::net) fn has_suspects(&self) -> bool {
         !self.suspects.is_empty()
     }
 
     /// Whether the end of a peer's process is known already.
-    pub(in crate::fabric::net) fn knows_end_of(&self, peer: u32) -> bool {
+    pub(in crate::internals::fabric::net) fn knows_end_of(&self, peer: u32) -> bool {
         self.suspects.has_ended(peer) || self.is_done_with(peer)
     }
 
     /// Whether a peer has ended and no transfer waits for the provider's report on it.
-    pub(in crate::fabric::net) fn is_done_with(&self, peer: u32) -> bool {
+    pub(in crate::internals::fabric::net) fn is_done_with(&self, peer: u32) -> bool {
         self.peers[peer as usize].ended && !self.has_transfers(peer)
     }
 
     /// Whether this rank waits for a peer that has left.
-    pub(in crate::fabric::net) fn needs(&self, peer: u32) -> bool {
+    pub(in crate::internals::fabric::net) fn needs(&self, peer: u32) -> bool {
         let Peer { sent, outbox, .. } = &self.peers[peer as usize];
         self.atomics.wait_for(peer) || !sent.is_empty() || !outbox.is_empty() || self.has_transfers(peer)
     }
@@ -118,7 +118,7 @@ impl<W: Wire> NetEngine<W> {
     }
 
     /// What may be why peers are not heard, as text that continues a sentence.
-    pub(in crate::fabric::net) fn ailment(&self) -> String {
+    pub(in crate::internals::fabric::net) fn ailment(&self) -> String {
         self.link.wire.ailment().map_or(String::new(), |ailment| format!("; {ailment}"))
     }
 
@@ -151,7 +151,7 @@ impl<W: Wire> NetEngine<W> {
     }
 
     /// Fails the world and tells the other ranks.
-    pub(in crate::fabric::net) fn fail(&mut self, failure: Failure) {
+    pub(in crate::internals::fabric::net) fn fail(&mut self, failure: Failure) {
         if self.failure.is_none() {
             self.record_failure(failure);
             self.announce_failure(false);
@@ -184,7 +184,7 @@ impl<W: Wire> NetEngine<W> {
     }
 
     /// Learns what ranks of this host say whose network works no more, and tells the others.
-    pub(in crate::fabric::net) fn hear_alarm(&mut self) {
+    pub(in crate::internals::fabric::net) fn hear_alarm(&mut self) {
         if let Some((by, reason)) = self.alarm.heard().filter(|&(by, _)| by < self.ranks()) {
             self.fail(Failure::Aborted { by, reason });
         }
@@ -202,7 +202,7 @@ impl<W: Wire> NetEngine<W> {
 
     /// Closes a channel on this rank. The others are told when no operation of this rank is in
     /// flight there.
-    pub(in crate::fabric::net) fn close(&mut self, channel: u16) {
+    pub(in crate::internals::fabric::net) fn close(&mut self, channel: u16) {
         let own = self.channel(channel);
         own.is_open = false;
         own.completions.clear();
@@ -249,7 +249,7 @@ impl<W: Wire> NetEngine<W> {
 
     /// Whether no operation that this rank began in any channel may still arrive at a peer, or the
     /// world has failed.
-    pub(in crate::fabric::net) fn has_settled(&self) -> bool {
+    pub(in crate::internals::fabric::net) fn has_settled(&self) -> bool {
         self.failure.is_some() || (0..self.channels.len()).all(|channel| !self.is_in_flight(channel as u16))
     }
 
@@ -273,7 +273,7 @@ impl<W: Wire> NetEngine<W> {
     }
 
     /// Tells all ranks that this one leaves in good order, unless the world has failed.
-    pub(in crate::fabric::net) fn announce_leave(&mut self) {
+    pub(in crate::internals::fabric::net) fn announce_leave(&mut self) {
         if self.failure.is_some() {
             return;
         }
@@ -285,7 +285,7 @@ impl<W: Wire> NetEngine<W> {
     /// Tells the remaining ranks that this one ends now. In a failed world it repeats the reason:
     /// messages may overtake each other or be lost, and a peer that has not heard of the failure
     /// must neither believe that this rank has left in good order nor that it has died.
-    pub(in crate::fabric::net) fn announce_end(&mut self) {
+    pub(in crate::internals::fabric::net) fn announce_end(&mut self) {
         self.ended = true;
         if self.failure.is_some() {
             return self.announce_failure(true);
@@ -297,7 +297,7 @@ impl<W: Wire> NetEngine<W> {
 
     /// Whether every other rank has said that it ends, so that no rank sends to this one any more;
     /// or the world has failed.
-    pub(in crate::fabric::net) fn have_all_ended(&self) -> bool {
+    pub(in crate::internals::fabric::net) fn have_all_ended(&self) -> bool {
         self.failure.is_some() || self.others().all(|peer| self.peers[peer as usize].ended)
     }
 
@@ -323,13 +323,13 @@ impl<W: Wire> NetEngine<W> {
     }
 
     /// Whether all ranks have left, so that none needs this one any more.
-    pub(in crate::fabric::net) fn have_all_left(&self) -> bool {
+    pub(in crate::internals::fabric::net) fn have_all_left(&self) -> bool {
         self.failure.is_some() || self.others().all(|peer| self.peers[peer as usize].left)
     }
 
     /// Whether all ranks have acknowledged all that this rank sent; in a failed world, whether the
     /// provider has sent the failure.
-    pub(in crate::fabric::net) fn is_acked_by_all(&self) -> bool {
+    pub(in crate::internals::fabric::net) fn is_acked_by_all(&self) -> bool {
         let failed = self.failure.is_some();
         let heard = |Peer { sent, outbox, .. }: &Peer| match failed {
             true => self.link.has_sent_all() && outbox.iter().all(|outgoing| outgoing.content.is_counted()),
@@ -338,16 +338,16 @@ impl<W: Wire> NetEngine<W> {
         self.peers.iter().all(heard)
     }
 
-    pub(in crate::fabric) fn has_left(&self, peer: u32) -> bool {
+    pub(in crate::internals::fabric) fn has_left(&self, peer: u32) -> bool {
         self.peers[peer as usize].left
     }
 
     /// Whether a peer gave a sign of life since the last call.
-    pub(in crate::fabric::net) fn was_heard(&mut self, peer: u32) -> bool {
+    pub(in crate::internals::fabric::net) fn was_heard(&mut self, peer: u32) -> bool {
         std::mem::take(&mut self.peers[peer as usize].heard)
     }
 
-    pub(in crate::fabric::net) fn ping(&mut self, peer: u32) {
+    pub(in crate::internals::fabric::net) fn ping(&mut self, peer: u32) {
         // A ping that cannot be sent is equivalent to one without an answer.
         if self.peers[peer as usize].outbox.is_empty() {
             self.post(peer, Outgoing { channel: 0, content: Content::Ping, data: Data::None, token: None });

@@ -49,7 +49,7 @@ const LOOKS_PER_CLOCK: u32 = 16;
 
 /// Writes without the job's tag after which the job fails: one in 65,536 of the attempts that it
 /// takes to guess 32 bits.
-pub(in crate::fabric) const MOST_GUESSES: u32 = 1 << 16;
+pub(in crate::internals::fabric) const MOST_GUESSES: u32 = 1 << 16;
 
 /// Where a key holds the access that the region's owner allows: above the rank, which has 16 bits.
 const ACCESS: u32 = 48;
@@ -183,16 +183,16 @@ struct TransferPart {
 }
 
 #[derive(Debug)]
-pub(in crate::fabric) struct NetEngine<W: Wire> {
+pub(in crate::internals::fabric) struct NetEngine<W: Wire> {
     pub(super) rank: u32,
-    pub(in crate::fabric) secret: JobSecret,
+    pub(in crate::internals::fabric) secret: JobSecret,
     /// Messages of this rank carry the joining word.
     joins: bool,
     /// The exchanges by which ranks join before messages carry another word; none once all have joined.
     joining_turns: u64,
     // Before the link: registrations end before the wire.
     pub(super) channels: Vec<Channel<W::Memory>>,
-    pub(in crate::fabric) link: Link<W>,
+    pub(in crate::internals::fabric) link: Link<W>,
     /// Memory that must outlive the wire.
     kept: Vec<Window>,
     peers: Vec<Peer>,
@@ -215,7 +215,7 @@ pub(in crate::fabric) struct NetEngine<W: Wire> {
     landings: Vec<Landing>,
     /// Channels that this rank has closed without having said so.
     closing: Vec<u16>,
-    pub(in crate::fabric) strangers: Strangers,
+    pub(in crate::internals::fabric) strangers: Strangers,
     /// Writes with another tag, among them.
     guesses: u32,
     turn: u64,
@@ -299,7 +299,7 @@ impl<W: Wire> NetEngine<W> {
     }
 
     #[inline]
-    pub(in crate::fabric) fn health(&self, operation: &'static str) -> Result<()> {
+    pub(in crate::internals::fabric) fn health(&self, operation: &'static str) -> Result<()> {
         match &self.failure {
             None => Ok(()),
             Some(failure) => Err(failure.clone().error(self.rank, operation)),

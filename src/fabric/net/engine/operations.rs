@@ -53,7 +53,7 @@ impl<W: Wire> NetEngine<W> {
         own.ok_or_else(|| self.usage(operation, "the near side must be a region of this endpoint"))
     }
 
-    pub(in crate::fabric::net) fn put(
+    pub(in crate::internals::fabric::net) fn put(
         &mut self,
         channel: u16,
         (from, to, len): (At, At, usize),
@@ -156,7 +156,12 @@ impl<W: Wire> NetEngine<W> {
         }
     }
 
-    pub(in crate::fabric::net) fn signal(&mut self, channel: u16, signal: Signal, token: u64) -> Result<Posted> {
+    pub(in crate::internals::fabric::net) fn signal(
+        &mut self,
+        channel: u16,
+        signal: Signal,
+        token: u64,
+    ) -> Result<Posted> {
         self.check("signal", channel)?;
         let (owner, cell) = self.cell("signal", channel, signal.at)?;
         let Some(peer) = owner else { return Ok(self.change_own((channel, token), (signal, cell))) };
@@ -171,7 +176,7 @@ impl<W: Wire> NetEngine<W> {
         Ok(Posted::Pending)
     }
 
-    pub(in crate::fabric::net) fn read(
+    pub(in crate::internals::fabric::net) fn read(
         &mut self,
         channel: u16,
         from: At,
@@ -197,7 +202,7 @@ impl<W: Wire> NetEngine<W> {
         }
     }
 
-    pub(in crate::fabric::net) fn atomic(
+    pub(in crate::internals::fabric::net) fn atomic(
         &mut self,
         channel: u16,
         at: At,
@@ -220,12 +225,12 @@ impl<W: Wire> NetEngine<W> {
     }
 
     #[inline]
-    pub(in crate::fabric::net) fn has_completion(&self, channel: u16) -> bool {
+    pub(in crate::internals::fabric::net) fn has_completion(&self, channel: u16) -> bool {
         !self.channels[usize::from(channel)].completions.is_empty()
     }
 
     #[inline]
-    pub(in crate::fabric::net) fn completion(&mut self, channel: u16) -> Result<Option<Completion>> {
+    pub(in crate::internals::fabric::net) fn completion(&mut self, channel: u16) -> Result<Option<Completion>> {
         let completion = self.channels[usize::from(channel)].completions.pop_front();
         if completion.is_none() {
             self.check("poll", channel)?;

@@ -11,7 +11,7 @@ use crate::error::text_of;
 
 impl<W: Wire> NetEngine<W> {
     /// Processes events and sends what waits; returns whether there was an event.
-    pub(in crate::fabric::net) fn progress(&mut self) -> bool {
+    pub(in crate::internals::fabric::net) fn progress(&mut self) -> bool {
         let mut any = false;
         // One look, so that a caller can soon continue with what it has seen.
         if let Err(code) = self.link.poll() {
@@ -57,14 +57,14 @@ impl<W: Wire> NetEngine<W> {
     }
 
     /// Looks at the network if that may clear or confirm a suspicion.
-    pub(in crate::fabric::net) fn check_suspects(&mut self) {
+    pub(in crate::internals::fabric::net) fn check_suspects(&mut self) {
         if self.has_suspects() {
             self.progress();
         }
     }
 
     /// Processes what has come while this rank did not look, or much of it.
-    pub(in crate::fabric::net) fn catch_up(&mut self) {
+    pub(in crate::internals::fabric::net) fn catch_up(&mut self) {
         const LOOKS: u32 = 64;
         for _ in 0..LOOKS {
             if !self.progress() {
@@ -74,7 +74,7 @@ impl<W: Wire> NetEngine<W> {
     }
 
     /// Sends pending acks if one has waited long enough for a message to carry it.
-    pub(in crate::fabric::net) fn ack_if_due(&mut self) {
+    pub(in crate::internals::fabric::net) fn ack_if_due(&mut self) {
         // An ack that is pending at one such check is overdue at the next.
         if self.acks_pending_since.is_some_and(|since| since.elapsed() > MAX_ACK_DELAY / 2) {
             self.send_due_acks(Received::is_overdue);
@@ -82,7 +82,7 @@ impl<W: Wire> NetEngine<W> {
     }
 
     /// Sends all acks that no other message has carried.
-    pub(in crate::fabric::net) fn ack_all(&mut self) {
+    pub(in crate::internals::fabric::net) fn ack_all(&mut self) {
         self.send_due_acks(|received| received.unacked() > 0);
     }
 
@@ -105,7 +105,7 @@ impl<W: Wire> NetEngine<W> {
 
     /// Gives a sign of life to remote peers that send much data to this rank, by their writes or by
     /// its reads. Over a slow line their pings arrive behind that data, perhaps too late.
-    pub(in crate::fabric::net) fn reassure_senders(&mut self, is_elsewhere: impl Fn(u32) -> bool) {
+    pub(in crate::internals::fabric::net) fn reassure_senders(&mut self, is_elsewhere: impl Fn(u32) -> bool) {
         let writers = self.landings.iter().map(|landing| landing.from);
         let read = self.transfers.iter().filter(|transfer| transfer.parts > 0).map(|transfer| transfer.peer);
         let senders: Vec<u32> = writers.chain(read).filter(|&peer| is_elsewhere(peer)).collect();
@@ -113,7 +113,7 @@ impl<W: Wire> NetEngine<W> {
     }
 
     /// Whether an ack is pending.
-    pub(in crate::fabric::net) fn has_acks_pending(&self) -> bool {
+    pub(in crate::internals::fabric::net) fn has_acks_pending(&self) -> bool {
         self.acks_pending.iter().any(|&peer| self.peers[peer as usize].received.unacked() > 0)
     }
 
@@ -126,7 +126,7 @@ impl<W: Wire> NetEngine<W> {
         self.post(peer, Outgoing { channel: 0, content: Content::Ack, data: Data::None, token: None });
     }
 
-    pub(in crate::fabric) fn process(&mut self, event: Event) {
+    pub(in crate::internals::fabric) fn process(&mut self, event: Event) {
         match event {
             Event::Message(buffer, len) => {
                 self.process_message(Source::Buffer(buffer, len));
@@ -310,7 +310,7 @@ impl<W: Wire> NetEngine<W> {
 
     /// The state that messages and writes of peers change.
     #[cfg(test)]
-    pub(in crate::fabric) fn peer_state(&self) -> String {
+    pub(in crate::internals::fabric) fn peer_state(&self) -> String {
         format!("{:?} {:?} {:?} {:?}", self.peers, self.landings, self.acks_pending, self.gathered)
     }
 

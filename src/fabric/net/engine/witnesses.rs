@@ -9,7 +9,7 @@ const ASKED: usize = 2;
 
 /// The ranks that see each other's processes, and what they are asked.
 #[derive(Debug)]
-pub(in crate::fabric::net) struct Witnesses {
+pub(in crate::internals::fabric::net) struct Witnesses {
     /// The host of each rank, and its process there.
     places: Vec<(u32, u32)>,
     /// Which rank asks for which other one: answered at the next look at processes.
@@ -17,12 +17,12 @@ pub(in crate::fabric::net) struct Witnesses {
 }
 
 impl Witnesses {
-    pub(in crate::fabric::net) fn new(places: Vec<(u32, u32)>) -> Self {
+    pub(in crate::internals::fabric::net) fn new(places: Vec<(u32, u32)>) -> Self {
         Witnesses { places, questions: Vec::new() }
     }
 
     /// The ranks that see the process of this one: those of its host in other processes.
-    pub(in crate::fabric::net) fn of(&self, rank: u32) -> impl Iterator<Item = u32> {
+    pub(in crate::internals::fabric::net) fn of(&self, rank: u32) -> impl Iterator<Item = u32> {
         let (host, process) = self.places[rank as usize];
         let sees = move |&(_, &(at, own)): &(u32, &(u32, u32))| at == host && own != process;
         (0..).zip(&self.places).filter(sees).map(|(rank, _)| rank)
@@ -59,7 +59,7 @@ impl<W: Wire> NetEngine<W> {
     }
 
     /// Answers what was asked. This rank has just looked which processes have ended; it sees those that `watches` names.
-    pub(in crate::fabric::net) fn answer_questions(&mut self, watches: impl Fn(u32) -> bool) {
+    pub(in crate::internals::fabric::net) fn answer_questions(&mut self, watches: impl Fn(u32) -> bool) {
         for (asker, rank) in std::mem::take(&mut self.witnesses.questions) {
             // One that has left says so itself.
             if !watches(rank) || self.has_left(rank) {

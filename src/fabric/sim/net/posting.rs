@@ -124,7 +124,7 @@ impl Net {
         }
     }
 
-    pub(in crate::fabric::sim) fn put(
+    pub(in crate::internals::fabric::sim) fn put(
         &mut self,
         endpoint: usize,
         from: At,
@@ -150,7 +150,14 @@ impl Net {
         Posted::Pending
     }
 
-    pub(in crate::fabric::sim) fn read(&mut self, endpoint: usize, from: At, to: At, len: usize, token: u64) -> Posted {
+    pub(in crate::internals::fabric::sim) fn read(
+        &mut self,
+        endpoint: usize,
+        from: At,
+        to: At,
+        len: usize,
+        token: u64,
+    ) -> Posted {
         let (broken, way) = (self.breaks(), self.way(endpoint, from.region));
         let (_, settled) = self.copy(way, from, to, len);
         let done = self.arrival(way, settled);
@@ -158,7 +165,13 @@ impl Net {
         Posted::Pending
     }
 
-    pub(in crate::fabric::sim) fn atomic(&mut self, endpoint: usize, at: At, atomic: Atomic, token: u64) -> Posted {
+    pub(in crate::internals::fabric::sim) fn atomic(
+        &mut self,
+        endpoint: usize,
+        at: At,
+        atomic: Atomic,
+        token: u64,
+    ) -> Posted {
         let (way, cell) = (self.way(endpoint, at.region), SimPlace::behind(at, 0));
         let (expect, value) = match atomic {
             Atomic::FetchAdd(value) => (None, value),
