@@ -58,6 +58,7 @@ mod internals {
     pub mod measure;
     pub mod merge;
     pub mod model;
+    pub mod offload;
     pub mod reduce;
     pub mod rule;
     #[cfg(earlybird_tools)]

@@ -12,11 +12,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Ranks, Result};
-use crate::executor::deferred_work::{DeferredProgram, Introduction, provider_for};
 use crate::fabric::{
     Access, At, Atomic, CACHE_LINE, Change, Completion, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal,
     cell_behind, ofi,
 };
+use crate::offload::deferred_work::{DeferredProgram, Introduction, provider_for};
 use crate::rule::Schedule;
 use crate::trigger::{Request, Start};
 

@@ -6,7 +6,8 @@
 #[path = "common/tier.rs"]
 mod tier;
 
-use earlybird::trigger::{Cards, Profile, Program, Request, Role, Schedule, Signal, Start, compile};
+use earlybird::offload::Cards;
+use earlybird::trigger::{Profile, Program, Request, Role, Schedule, Signal, Start, compile};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tier::by_tier;
@@ -28,7 +29,7 @@ struct World {
     programs: Vec<Program>,
     slots: u64,
     ranks: Vec<Rank>,
-    outcomes: Vec<Option<earlybird::trigger::Sum>>,
+    outcomes: Vec<Option<earlybird::offload::Sum>>,
     rng: Xoshiro256PlusPlus,
     gate: bool,
     /// Outcomes that differ from what another rank, or another chunk, had.

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use common::tier::by_tier;
 use earlybird::Error;
-use earlybird::executor::deferred_work::{DeferredProgram, Introduction};
 use earlybird::fabric::RawAccess;
 use earlybird::fabric::ofi::Library;
+use earlybird::offload::deferred_work::{DeferredProgram, Introduction};
 use earlybird::trigger::{Request, Schedule, Start};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;

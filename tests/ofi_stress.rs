@@ -12,8 +12,8 @@ use common::marks::Marks;
 use common::stress::Run;
 use common::tier::{by_tier, is_deep};
 use common::{Job, PROVIDERS, VERBS, Way, cpu_time, libfabric, providers};
-use earlybird::executor::deferred_work::largest_depth;
 use earlybird::fabric::{Access, At, Key, Posted, RawAccess};
+use earlybird::offload::deferred_work::largest_depth;
 use earlybird::{Config, Error, Executor, Fire, Grace, Mover, World};
 use rustix::process::Signal;
 

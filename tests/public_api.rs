@@ -182,7 +182,7 @@ const INTERNALS: [&str; 20] = [
     "use earlybird::fabric::Fabric;",
     "use earlybird::fabric::RawAccess;",
     "use earlybird::fabric::Window;",
-    "use earlybird::executor::deferred_work::DeferredProgram;",
+    "use earlybird::offload::deferred_work::DeferredProgram;",
     "use earlybird::fabric::shm::ShmFabric;",
     "use earlybird::fabric::sim::SimFabric;",
     "use earlybird::fault::Fault;",

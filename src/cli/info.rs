@@ -7,9 +7,9 @@ use std::process::ExitCode;
 
 use crate::Config;
 use crate::config::VARIABLES;
-use crate::executor::deferred_work::largest_depth;
 use crate::fabric::Scope;
 use crate::fabric::ofi::{self, Chosen, Device, Library, devices, provider_variables};
+use crate::offload::deferred_work::largest_depth;
 use serde_json::json;
 
 use super::table::Table;

@@ -27,11 +27,12 @@ use super::protocol::Protocol;
 use super::raw::Raw;
 use super::recording::Tape;
 use super::regions::{check_answers, decode_run, encode_keys, import_regions, make_regions};
-use crate::error::{Error, Result, text_of};
+use crate::error::{Error, Result};
 use crate::executor::caller::Waiter;
-use crate::executor::deferred_work::{Introduction, Provider};
-use crate::fabric::{Key, Lender, MOST_EXCHANGED, RawAccess, Region};
+use crate::executor::runner::Runner;
+use crate::fabric::{Key, Lender, RawAccess, Region};
 use crate::group::Group;
+use crate::offload;
 use crate::random;
 use crate::reduce::{Dtype, Element, Item, Reduce};
 use crate::rule::{Absent, AgreementBy, Executor, Fire, Grace, Mover, Scale, Schedule};
@@ -250,15 +251,15 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
 
         let mut executor = self.chosen_executor();
         let mut endpoint = world.fabric().open(RawAccess::CRATE)?;
-        let provider = match plan.agreement {
-            AgreementBy::Cards => self.offload(&plan, until)?.map(Box::new),
+        let runner = match plan.agreement {
+            AgreementBy::Cards => self.offload(&plan, until)?,
             _ => None,
         };
         if self.executor == Executor::Auto && plan.agreement == AgreementBy::Relays {
             // A rank that computes would hold up all that it relays.
             executor = Executor::Thread;
         }
-        if provider.is_none() && plan.agreement == AgreementBy::Cards {
+        if runner.is_none() && plan.agreement == AgreementBy::Cards {
             plan = self.plan(false)?;
             executor = parameters.executor();
         }
@@ -273,7 +274,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         };
         let reduction = Reduction { dtype: self.dtype, reduce: self.reduce, scale: self.scale, absent: self.absent };
         tracing::debug!(rank = world.rank(), fire = %self.fire, bytes = plan.bytes, path = plan.path_name(), "collective made");
-        let made = Driver::new(plan, endpoint, regions, reduction, provider);
+        let made = Driver::new(plan, endpoint, regions, reduction, runner);
         let mut driver = self.or_abort(made.map_err(|error| error.in_call(operation)))?;
         #[cfg(earlybird_faults)]
         driver.crash(self.fuse);
@@ -352,9 +353,8 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         &self.lengths
     }
 
-    /// Opens the providers of all ranks. `None` if one rank cannot: all do without then.
-    fn offload(&self, plan: &Plan, until: Instant) -> Result<Option<Provider>> {
-        let (operation, rank, fabric) = (OPERATION, plan.me, self.world.fabric());
+    /// What runs the program of a plan in place of the ranks; `None` if that is not there on one rank: all do without then.
+    fn offload(&self, plan: &Plan, until: Instant) -> Result<Option<Box<dyn Runner>>> {
         let wanted = Request {
             ranks: plan.ranks,
             start: Start::of(plan.fire, plan.grace, plan.ranks),
@@ -363,32 +363,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
             chunk: 0,
             slots: plan.slots(),
         };
-        let opened = Provider::open(rank, &wanted, plan.data_bytes(), self.world.provider());
-        let told = match &opened {
-            Ok((_, introduction)) => [b"ok".to_vec(), introduction.encode()].concat(),
-            Err(error) => reason_of(error).into_bytes(),
-        };
-        let everybody = fabric.exchange_long(operation, &told, until)?;
-        let connected = opened.and_then(|(mut provider, _)| {
-            let theirs = everybody.iter().zip(0..).map(|(bytes, peer)| {
-                let introduction = bytes.strip_prefix(b"ok").and_then(Introduction::decode);
-                introduction
-                    .ok_or_else(|| Error::transport(rank, peer, operation, format!("rank {peer} has no provider")))
-            });
-            provider.connect(&theirs.collect::<Result<Vec<_>>>()?)?;
-            Ok(provider)
-        });
-        let told = connected.as_ref().map_or_else(|error| reason_of(error).into_bytes(), |_| b"ok".to_vec());
-        let connections = fabric.exchange(operation, &told[..told.len().min(MOST_EXCHANGED)], until)?;
-        let refused = everybody.iter().chain(&connections).find(|answer| !answer.starts_with(b"ok"));
-        if let Some(reason) = refused {
-            let reason = text_of(reason);
-            match rank {
-                0 => tracing::warn!(%reason, "no provider carries this collective out; its ranks do"),
-                _ => tracing::debug!(rank, %reason, "no provider carries this collective out; its ranks do"),
-            }
-        }
-        Ok(connected.ok().filter(|_| refused.is_none()))
+        offload::open(&**self.world.fabric(), OPERATION, &wanted, (plan.data_bytes(), self.world.provider()), until)
     }
 
     fn usage(&self, problem: &'static str) -> Error {
@@ -404,13 +379,5 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     /// Whether it has its cuts from another collective.
     fn is_led(&self) -> bool {
         self.following.as_ref().is_some_and(Following::is_led)
-    }
-}
-
-/// What a rank without a provider tells the others, who go on without one as it does.
-fn reason_of(error: &Error) -> String {
-    match error {
-        Error::Transport { cause, .. } => cause.clone(),
-        other => other.to_string(),
     }
 }

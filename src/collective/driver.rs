@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::core::{Addend, Counted, Effort, Entry, Machine, Op, Operands, Plan, ProgramOp, PutData, Time, Token};
 use crate::error::{Error, Result};
-use crate::executor::deferred_work::Provider;
+use crate::executor::runner::Runner;
 use crate::fabric::{Access, At, Completion, Endpoint, Lender, Posted, Region, Signal};
 use crate::fault::{Crash, Fault, Fuse};
 use crate::rank_set::RankSet;
@@ -28,7 +28,7 @@ use relaying::Parts;
 /// What a write to an outcome that has landed would break.
 const WRITTEN_ONCE: &str = "G2: no rank writes an outcome between its landing and its release";
 
-/// The longest sleep of a rank that waits for a provider, which wakes no rank.
+/// The longest sleep of a rank that waits for a runner of programs, which wakes no rank.
 const DOZE: Duration = Duration::from_micros(50);
 
 /// The token of operations whose completion is ignored. Only deliberate faults post some.
@@ -69,8 +69,8 @@ pub(crate) struct Driver {
     /// Zeros that clear remote cells.
     zeros: Option<Region>,
     reduction: Reduction,
-    /// The provider that runs the program, if one does.
-    provider: Option<Box<Provider>>,
+    /// What runs the program in place of the ranks.
+    runner: Option<Box<dyn Runner>>,
     /// The parts of a cut that a program's reduction assembles.
     parts: Parts,
     sources: Vec<Source>,
@@ -145,18 +145,18 @@ impl Driver {
         mut endpoint: Box<dyn Endpoint>,
         regions: Regions,
         reduction: Reduction,
-        provider: Option<Box<Provider>>,
+        runner: Option<Box<dyn Runner>>,
     ) -> Result<Self> {
         let own = plan.host() as usize;
         let window = |endpoint: &dyn Endpoint, region| endpoint.window(region).expect("own host's memory is mapped");
-        let data = match &provider {
-            Some(provider) => provider.window().clone(),
+        let data = match &runner {
+            Some(runner) => runner.window().clone(),
             None => window(&*endpoint, regions.data[own]),
         };
         let control = window(&*endpoint, regions.control[own]);
         let control = HostCells::new(control, plan.control_cells(), data.clone());
         let (mut staging, mut zeros) = (None, None);
-        if plan.topology.has_elsewhere() && provider.is_none() {
+        if plan.topology.has_elsewhere() && runner.is_none() {
             zeros = Some(endpoint.register(plan.home_cells() * size_of::<u64>(), Access::Local)?);
             if plan.reads_from_elsewhere() {
                 let bytes = plan.most_sources() * plan.staging_row();
@@ -179,7 +179,7 @@ impl Driver {
             staging,
             zeros,
             reduction,
-            provider,
+            runner,
             parts,
             sources,
             operands: Operands::default(),
@@ -264,7 +264,7 @@ impl Driver {
             }
             return Ok(true);
         }
-        self.look_at_provider(effort)?;
+        self.look_at_runner(effort)?;
         let elsewhere = self.machine.plan().topology.has_elsewhere();
         // A look at the network is followed by another poll.
         let settled = elsewhere && effort > Effort::Nothing && self.settled >= Some(effort);
@@ -298,19 +298,22 @@ impl Driver {
         Ok(completion.is_some())
     }
 
-    /// The provider that runs the program.
-    pub(crate) fn provider(&mut self) -> Option<&mut Provider> {
-        self.provider.as_deref_mut()
+    /// What runs the program in place of the ranks.
+    pub(crate) fn runner(&mut self) -> Option<&mut dyn Runner> {
+        match &mut self.runner {
+            Some(runner) => Some(&mut **runner),
+            None => None,
+        }
     }
 
     /// The last round that this collective can run.
     pub(crate) fn last_round(&self) -> u64 {
-        self.provider.as_ref().map_or(LAST_ROUND, |provider| provider.last_round().min(LAST_ROUND))
+        self.runner.as_ref().map_or(LAST_ROUND, |runner| runner.last_round().min(LAST_ROUND))
     }
 
     /// The longest sleep, if no rank wakes a sleeping one.
     pub(crate) fn doze(&self) -> Option<Duration> {
-        self.provider.as_ref().map(|_| DOZE)
+        self.runner.as_ref().map(|_| DOZE)
     }
 
     fn complete(&mut self, completion: Completion, now: Time) {
@@ -324,9 +327,9 @@ impl Driver {
     /// Ranks whose arrival for the awaited round was not seen.
     pub(crate) fn missing(&self) -> RankSet {
         let mut missing = self.machine.missing(&self.control);
-        if let (Some(provider), Some((round, _))) = (&self.provider, self.machine.expected()) {
+        if let (Some(runner), Some((round, _))) = (&self.runner, self.machine.expected()) {
             // A rank whose contribution is here is not missing.
-            let here: Vec<u32> = missing.iter().filter(|&rank| provider.has_heard(round, rank)).collect();
+            let here: Vec<u32> = missing.iter().filter(|&rank| runner.has_heard(round, rank)).collect();
             here.into_iter().for_each(|rank| missing.remove(rank));
         }
         missing
@@ -403,7 +406,10 @@ impl Driver {
             Op::Combine { to, len, .. } => self.combine((to, len)),
             Op::Average { models, divisor, to, len, .. } => self.average(models as usize, divisor, (to, len)),
             Op::Copy { from, to, len } => self.copy(from, (to, len)),
-            Op::Record { last, .. } => self.control.store_down(last, self.operands.words.iter().copied()),
+            Op::Record { last, cell, round, .. } => {
+                self.control.store_down(last, self.operands.words.iter().copied());
+                self.control.announce(cell, round);
+            }
             Op::Wake { most, interest } => {
                 self.endpoint.wake(most, interest as u32);
             }

@@ -9,7 +9,7 @@ use super::driver::Driver;
 use super::following::Following;
 use super::protocol::{Buffer, Facts, Goal, Protocol};
 use crate::error::{Ranks, Result};
-use crate::executor::deferred_work::Provider;
+use crate::executor::runner::Runner;
 use crate::executor::work::{Looks, Outlived, Polled, Rest, Shared, Work};
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
@@ -278,8 +278,8 @@ impl Protocol for Engine {
         }
     }
 
-    fn provider(&mut self) -> Option<&mut Provider> {
-        self.driver.provider()
+    fn runner(&mut self) -> Option<&mut dyn Runner> {
+        self.driver.runner()
     }
 }
 

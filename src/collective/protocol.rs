@@ -5,7 +5,7 @@ use std::ops::{Range, RangeInclusive};
 
 use super::core::{Cut, Effort, Stats, slot_of};
 use crate::error::Result;
-use crate::executor::deferred_work::Provider;
+use crate::executor::runner::Runner;
 use crate::executor::work::Shared;
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
@@ -158,8 +158,8 @@ pub(crate) trait Protocol: Shared {
         Vec::new()
     }
 
-    /// The provider that runs the rounds, if one does.
-    fn provider(&mut self) -> Option<&mut Provider> {
+    /// What runs the rounds in place of the ranks.
+    fn runner(&mut self) -> Option<&mut dyn Runner> {
         None
     }
 }

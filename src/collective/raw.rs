@@ -12,7 +12,6 @@ use super::recording::Tape;
 use super::session::Session;
 use crate::error::{Error, Result};
 use crate::executor::caller::Waiter;
-use crate::executor::deferred_work::Provider;
 use crate::executor::thread::{Helped, InUse, Seat};
 use crate::fabric::Lender;
 use crate::rank_set::RankSet;
@@ -338,17 +337,17 @@ impl<P: Protocol> Raw<P> {
         tape.left(self.world.rank(), operation, &cuts).map(|()| None)
     }
 
-    /// If a provider ran the rounds: triggers the operations that it has still queued, for rounds that no rank wants
+    /// Where a runner ran the rounds: triggers the operations that are still queued, for rounds that no rank wants
     /// any more. They write to the memory of other ranks, which must not read it then, and must not have left.
     fn part(&mut self) -> Result<()> {
-        if self.seat.take().provider().is_none() {
+        if self.seat.take().runner().is_none() {
             return Ok(());
         }
         let (operation, fabric) = ("finish", self.world.fabric());
         let until = Deadline::from(self.world.deadline()).instant();
         fabric.exchange(operation, &[], until)?;
-        self.seat.take().provider().into_iter().for_each(Provider::set_off);
-        let has_run = || self.seat.take().provider().map_or(Ok(true), Provider::has_run);
+        self.seat.take().runner().into_iter().for_each(|runner| runner.set_off());
+        let has_run = || self.seat.take().runner().map_or(Ok(true), |runner| runner.has_run());
         while !self.waiter.explain(operation, has_run())? && Instant::now() < until {
             fabric.look_for_dead(operation)?;
             std::thread::sleep(Duration::from_micros(100));

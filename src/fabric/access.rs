@@ -9,7 +9,7 @@ use crate::fault::Fault;
 
 /// The promise that opens memory which Rust's rules do not protect: endpoints
 /// ([`Fabric::open`](super::Fabric::open)) and deferred programs
-/// ([`DeferredProgram::open`](crate::executor::deferred_work::DeferredProgram::open)).
+/// ([`DeferredProgram::open`](crate::offload::deferred_work::DeferredProgram::open)).
 ///
 /// A collective lends registered memory as slices, and other ranks change that memory by one-sided
 /// operations. The protocol of the collective keeps the two apart. An endpoint knows nothing of
@@ -50,7 +50,7 @@ impl RawAccess {
     /// - Slices that a collective with a deliberate fault lends are looked at only to find them
     ///   wrong: they may change meanwhile.
     ///
-    /// [`DeferredProgram`]: crate::executor::deferred_work::DeferredProgram
+    /// [`DeferredProgram`]: crate::offload::deferred_work::DeferredProgram
     #[must_use]
     pub const unsafe fn promise() -> Self {
         RawAccess(())

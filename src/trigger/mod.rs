@@ -7,7 +7,6 @@
 //! part.
 #![cfg_attr(not(loom), forbid(unsafe_code))]
 
-mod cards;
 mod check;
 mod compile;
 mod gate;
@@ -18,7 +17,6 @@ mod program;
 mod table;
 mod worker;
 
-pub use cards::{Cards, Sum};
 pub use check::{Defect, buffer_bytes, check};
 pub use compile::{Profile, Request, Start, compile, hops};
 pub(crate) use gate::{Deposit, Gate, LAST_ROUND};

@@ -101,7 +101,9 @@ impl Plan {
             }
             Op::Average { models, to, len, .. } => format!("averages {len} bytes of {models} models to {to}"),
             Op::Copy { from, to, len } => format!("copies {len} bytes from {from} to {to}"),
-            Op::Record { last, words } => format!("writes {words} cells from {} down", self.cell_name(last)),
+            Op::Record { words, cell, round, .. } => {
+                format!("writes a record of {words} cells, and {round} in {}", self.cell_name(cell))
+            }
             Op::Wake { most: u32::MAX, interest } => format!("wakes all who wait for {interest:?}"),
             Op::Wake { most, interest } => format!("wakes {most} who wait for {interest:?}"),
             Op::Program(ref op) => program_op_name(op),

@@ -217,8 +217,9 @@ pub(crate) enum Op {
     Average { inputs: u32, models: u32, divisor: u32, to: usize, len: usize },
     /// Copies `len` bytes of the data region.
     Copy { from: usize, to: usize, len: usize },
-    /// Writes its words into cells of the own host, each below the one before, for later operations to publish.
-    Record { last: usize, words: u32 },
+    /// Writes its words into cells of the own host, each below the one before, and then stores the round in a cell, with
+    /// release order.
+    Record { last: usize, words: u32, cell: usize, round: u64 },
     /// Wakes ranks of the own host that wait for this: at most `most`, or all.
     Wake { most: u32, interest: Awaited },
     /// What a program of triggered operations asks for.

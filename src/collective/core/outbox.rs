@@ -130,8 +130,8 @@ impl Outbox {
     pub(super) fn record(&mut self, cut: &Cut, plan: &Plan) {
         let (cell, before) = (plan.record(cut.round), self.words.len());
         self.words.extend(cut.encode());
-        self.push(Op::Record { last: plan.recorded(cell), words: (self.words.len() - before) as u32 });
-        self.push(Op::Store { cell, value: cut.round });
+        let (last, words) = (plan.recorded(cell), (self.words.len() - before) as u32);
+        self.push(Op::Record { last, words, cell, round: cut.round });
     }
 
     /// Writes the record of a cut from this host to another one, with the outcome if that lies in it.

@@ -56,8 +56,9 @@ impl Memory {
                         };
                         machine.complete(token, before, 0);
                     }
-                    Op::Record { last, .. } => {
+                    Op::Record { last, cell, round, .. } => {
                         operands.words.iter().enumerate().for_each(|(index, &word)| self.0[last - index] = word);
+                        self.0[cell] = round;
                     }
                     _ => {}
                 }

@@ -1,9 +1,9 @@
-//! Programs of triggered operations: their reductions, and what a provider runs.
+//! Programs of triggered operations: their reductions, and those that something else than the ranks runs.
 
 use super::{Driver, WRITTEN_ONCE};
 use crate::collective::core::{Cells, Effort, Entry, Part, ProgramOp, Time};
 use crate::error::Result;
-use crate::executor::deferred_work::Provider;
+use crate::executor::runner::Runner;
 use crate::fault::{Crash, Fuse};
 use crate::reduce::{Goal, Place, Source};
 use crate::trigger::{Chunk, Gate, Input, Target, Task, TaskWork};
@@ -19,50 +19,50 @@ impl Driver {
                 self.seal(round, (deposit, initiator), crowded, (whole, order));
             }
             ProgramOp::Sum { round, from, to, chunk, order } => self.sum(round, from, to, (chunk, order)),
-            ProgramOp::Arm { round } => self.offloaded(|provider| provider.arm(round))?,
-            ProgramOp::Ready { round } => self.offloaded(|provider| provider.ready(round))?,
-            ProgramOp::SignalArrival { round } => self.offloaded(|provider| provider.give(round))?,
+            ProgramOp::Arm { round } => self.offloaded(|runner| runner.arm(round))?,
+            ProgramOp::Ready { round } => self.offloaded(|runner| runner.ready(round))?,
+            ProgramOp::SignalArrival { round } => self.offloaded(|runner| runner.signal_arrival(round))?,
             ProgramOp::RevokeGateToken { round, token } => {
-                let taken = self.offloaded(|provider| provider.take_back(round))?;
+                let taken = self.offloaded(|runner| runner.revoke_token(round))?;
                 self.machine.complete(token, u64::from(taken), now);
             }
             ProgramOp::Deposit { round, gate, buffer, row, weight } => {
                 let plan = self.machine.plan();
                 let from = plan.contribution(plan.me, buffer);
-                self.offloaded(|provider| provider.let_in(round, gate, from, row, weight))?;
+                self.offloaded(|runner| runner.deposit(round, gate, from, row, weight))?;
             }
         }
         Ok(())
     }
 
-    fn offloaded<R: Default>(&mut self, run: impl FnOnce(&mut Provider) -> Result<R>) -> Result<R> {
-        self.provider.as_mut().map_or(Ok(R::default()), |provider| run(provider))
+    fn offloaded<R: Default>(&mut self, run: impl FnOnce(&mut dyn Runner) -> Result<R>) -> Result<R> {
+        self.runner().map_or(Ok(R::default()), run)
     }
 
-    /// Records what a provider has done since, and with some effort reduces what has come.
-    pub(super) fn look_at_provider(&mut self, effort: Effort) -> Result<()> {
-        let Driver { provider: Some(provider), machine, control, arena, reduction, parts, .. } = self else {
+    /// Records what a runner has done since, and with some effort reduces what has come.
+    pub(super) fn look_at_runner(&mut self, effort: Effort) -> Result<()> {
+        let Driver { runner: Some(runner), machine, control, arena, reduction, parts, .. } = self else {
             return Ok(());
         };
         let plan = machine.plan();
         if let Some(round) = machine.nearly_over()
-            && provider.is_over(round)?
+            && runner.is_over(round)?
         {
             control.announce(plan.over(round), round);
         }
         let Some((round, wanted)) = machine.expected().filter(|_| effort > Effort::Nothing) else { return Ok(()) };
         let record = plan.record(round);
-        if control.load(record) != round && provider.has_outcome(round)? {
+        if control.load(record) != round && runner.has_outcome(round)? {
             let scratch = &mut parts.cut;
             scratch.begin(round, None);
             for rank in 0..plan.ranks {
-                let (deposit, weights) = provider.deposit_of(round, rank)?;
+                let (deposit, weights) = runner.deposit_of(round, rank)?;
                 scratch.add_gate(rank, deposit, |row| weights[row as usize]);
             }
             control.store_down(plan.recorded(record), scratch.encode());
             if wanted {
                 let source = |entry: Entry| {
-                    let at = provider.place_of(round, entry.rank, entry.buffer);
+                    let at = runner.offset_of(round, entry.rank, entry.buffer);
                     reduction.source(entry, Place::Here(at))
                 };
                 debug_assert!(round > machine.landed(), "{WRITTEN_ONCE}");

@@ -75,7 +75,7 @@ impl Actor {
         let machine = self.engine.machine();
         match machine.peek_op() {
             _ if !self.is_seated() && self.habits.thread => false,
-            Some(Op::Fence | Op::Record { .. }) => true,
+            Some(Op::Fence) => true,
             Some(op @ (Op::Program(ProgramOp::Run(_)) | Op::Combine { round: Some(_), .. })) => {
                 !self.engine.driver().is_announced(op)
             }

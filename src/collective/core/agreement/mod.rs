@@ -8,8 +8,6 @@
 mod arrival;
 mod bits;
 mod cards;
-#[cfg(all(test, not(loom)))]
-mod cards_tests;
 mod gates;
 mod given;
 mod relay;

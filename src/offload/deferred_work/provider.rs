@@ -6,15 +6,13 @@
 
 use super::{DeferredProgram, Introduction, provider_for};
 use crate::error::{Error, Result};
+use crate::executor::runner::{ROWS, Runner};
 use crate::fabric::memory::check_memory;
 use crate::fabric::{RawAccess, Window, ofi};
 use crate::trigger::{Deposit, Gate, Request};
 
 /// Bytes of a header: a cache line.
 const HEADER: usize = 64;
-
-/// Rows of a contribution.
-const ROWS: u32 = 2;
 
 /// A rank's deferred program for one collective.
 #[derive(Debug)]
@@ -48,11 +46,6 @@ impl Provider {
         Ok((Provider { program, slots, row, bytes }, introduction))
     }
 
-    /// The last round that it can run, the same on all ranks.
-    pub(crate) fn last_round(&self) -> u64 {
-        self.program.most_uses().saturating_mul(self.slots)
-    }
-
     /// Adds the other ranks.
     ///
     /// # Errors
@@ -61,47 +54,8 @@ impl Provider {
         self.program.connect(introductions)
     }
 
-    /// The memory of the collective.
-    pub(crate) fn window(&self) -> &Window {
-        self.program.window()
-    }
-
     fn slot(&self, round: u64) -> usize {
         ((round - 1) % self.slots) as usize
-    }
-
-    pub(crate) fn arm(&mut self, round: u64) -> Result<()> {
-        let slot = self.slot(round);
-        self.program.write(slot, &header(Gate::new(round, Deposit::default()).0, 0));
-        self.program.arm(slot)
-    }
-
-    pub(crate) fn ready(&mut self, round: u64) -> Result<()> {
-        self.program.ready(self.slot(round))
-    }
-
-    pub(crate) fn give(&mut self, round: u64) -> Result<()> {
-        self.program.arrive(self.slot(round))
-    }
-
-    pub(crate) fn take_back(&mut self, round: u64) -> Result<bool> {
-        self.program.take_back(self.slot(round))
-    }
-
-    /// Writes a deposit, whose data lies at `from` in the window if it has a row, and returns the
-    /// gate's token.
-    pub(crate) fn let_in(&mut self, round: u64, gate: u64, from: usize, row: Option<u32>, weight: u16) -> Result<()> {
-        let slot = self.slot(round);
-        let own = self.program.own();
-        let mut weights = self.header_of(round, own).1;
-        if let Some(row) = row {
-            weights |= weight_in(row, weight);
-            let window = self.program.window();
-            let to = self.program.offset_of(slot, own) + self.row_at(row);
-            Window::copy((window, from), (window, to), self.bytes);
-        }
-        self.program.write(slot, &header(gate, weights));
-        self.program.let_in(slot)
     }
 
     fn row_at(&self, row: u32) -> usize {
@@ -115,32 +69,66 @@ impl Provider {
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
         (word(gate), word(weights))
     }
+}
 
-    /// Triggers all work that is still queued, for rounds that no rank needs any more.
-    pub(crate) fn set_off(&mut self) {
+impl Runner for Provider {
+    fn last_round(&self) -> u64 {
+        self.program.most_uses().saturating_mul(self.slots)
+    }
+
+    fn window(&self) -> &Window {
+        self.program.window()
+    }
+
+    fn arm(&mut self, round: u64) -> Result<()> {
+        let slot = self.slot(round);
+        self.program.write(slot, &header(Gate::new(round, Deposit::default()).0, 0));
+        self.program.arm(slot)
+    }
+
+    fn ready(&mut self, round: u64) -> Result<()> {
+        self.program.ready(self.slot(round))
+    }
+
+    fn signal_arrival(&mut self, round: u64) -> Result<()> {
+        self.program.arrive(self.slot(round))
+    }
+
+    fn revoke_token(&mut self, round: u64) -> Result<bool> {
+        self.program.take_back(self.slot(round))
+    }
+
+    fn deposit(&mut self, round: u64, gate: u64, from: usize, row: Option<u32>, weight: u16) -> Result<()> {
+        let slot = self.slot(round);
+        let own = self.program.own();
+        let mut weights = self.header_of(round, own).1;
+        if let Some(row) = row {
+            weights |= weight_in(row, weight);
+            let window = self.program.window();
+            let to = self.program.offset_of(slot, own) + self.row_at(row);
+            Window::copy((window, from), (window, to), self.bytes);
+        }
+        self.program.write(slot, &header(gate, weights));
+        self.program.let_in(slot)
+    }
+
+    fn set_off(&mut self) {
         self.program.set_off();
     }
 
-    /// Whether all queued work has run.
-    pub(crate) fn has_run(&mut self) -> Result<bool> {
+    fn has_run(&mut self) -> Result<bool> {
         self.program.has_run()
     }
 
-    /// Whether all work of the round has run.
-    pub(crate) fn is_over(&mut self, round: u64) -> Result<bool> {
+    fn is_over(&mut self, round: u64) -> Result<bool> {
         self.program.is_over(self.slot(round))
     }
 
-    /// Whether every contribution to the round is here.
-    pub(crate) fn has_outcome(&mut self, round: u64) -> Result<bool> {
+    fn has_outcome(&mut self, round: u64) -> Result<bool> {
         self.program.has_outcome(self.slot(round))
     }
 
-    /// A rank's deposit in a round whose outcome is here, and the weight of each row.
-    ///
-    /// # Errors
-    /// [`Error::Transport`] for a row that does not exist.
-    pub(crate) fn deposit_of(&self, round: u64, rank: u32) -> Result<(Deposit, [u16; ROWS as usize])> {
+    fn deposit_of(&self, round: u64, rank: u32) -> Result<(Deposit, [u16; ROWS as usize])> {
         let (gate, weights) = self.header_of(round, rank);
         let deposit = Gate(gate).at(round).deposit();
         if deposit.fresh.into_iter().chain(deposit.carried.map(|(row, _)| row)).any(|row| row >= ROWS) {
@@ -150,13 +138,11 @@ impl Provider {
         Ok((deposit, weights_of(weights)))
     }
 
-    /// Offset in the window of a row of a rank's contribution to a round.
-    pub(crate) fn place_of(&self, round: u64, rank: u32, row: u32) -> usize {
+    fn offset_of(&self, round: u64, rank: u32, row: u32) -> usize {
         self.program.offset_of(self.slot(round), rank) + self.row_at(row)
     }
 
-    /// Whether a contribution of a rank to this round has come.
-    pub(crate) fn has_heard(&self, round: u64, rank: u32) -> bool {
+    fn has_heard(&self, round: u64, rank: u32) -> bool {
         Gate(self.header_of(round, rank).0).round() == round
     }
 }

@@ -9,14 +9,13 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+use super::super::Cards;
 use super::compile::{Lanes, Unsupported, Wiring};
 use super::host::{Number, What};
 use super::mock::Mock;
 use super::wqe::{Element, Location};
 use crate::tier::by_tier;
-use crate::trigger::{
-    Action, Buffer, Cards, Profile, Program, RankBuffer, Request, Role, Schedule, Signal, Start, compile,
-};
+use crate::trigger::{Action, Buffer, Profile, Program, RankBuffer, Request, Role, Schedule, Signal, Start, compile};
 use software::Software;
 
 /// Bytes of a contribution: three cache lines.

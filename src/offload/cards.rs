@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::program::{Action, Buffer, Chunk, Program, RankBuffer, Role, Signal};
+use crate::trigger::{Action, Buffer, Chunk, Program, RankBuffer, Role, Signal};
 
 /// The contributions in a buffer, by rank and number.
 pub type Sum = BTreeSet<(u32, u64)>;

@@ -16,6 +16,7 @@
 
 mod budget;
 mod introduction;
+mod opening;
 mod provider;
 mod slot;
 mod teardown;
@@ -30,7 +31,8 @@ use budget::most_uses;
 pub use budget::{largest_depth, operations, provider_for};
 pub use introduction::Introduction;
 use introduction::{SIGNALLED, SlotKeys};
-pub(crate) use provider::Provider;
+pub(crate) use opening::open;
+use provider::Provider;
 use slot::{Queued, Slot};
 
 /// Bytes of a cell that signals are written to: a cache line each.

@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+use super::Cards;
 use crate::collective::core::{Cut, Effort, FOREVER, Machine, Op, Operands, Part, Plan, ProgramOp, Terms};
 use crate::rule::{AgreementBy, Fire, Grace, MovementBy};
-use crate::trigger::{Cards, Gate, Profile, Request, Role, Schedule, Signal, Start, compile};
+use crate::trigger::{Gate, Profile, Request, Role, Schedule, Signal, Start, compile};
 
 struct Rank {
     machine: Machine,
