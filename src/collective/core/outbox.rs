@@ -208,20 +208,26 @@ impl Outbox {
     #[inline]
     pub(super) fn pop(&mut self, operands: &mut Operands) -> Option<Op> {
         let op = self.ops.pop_front()?;
-        match op {
-            Op::Combine { inputs, .. } | Op::Average { inputs, .. } => {
-                hand_over(&mut self.inputs, inputs as usize, &mut operands.inputs);
-            }
-            Op::Record { words, .. } => {
-                hand_over(&mut self.words, words as usize, &mut operands.words);
-            }
-            _ => {}
+        if matches!(op, Op::Combine { .. } | Op::Average { .. } | Op::Record { .. }) {
+            self.hand_lists(&op, operands);
         }
         if self.ops.is_empty() {
             // It begins anew, in memory that is in a cache.
             self.ops.clear();
         }
         Some(op)
+    }
+
+    /// Never inlined: most operations have no lists, and each rank takes several in a round.
+    #[inline(never)]
+    fn hand_lists(&mut self, op: &Op, operands: &mut Operands) {
+        match *op {
+            Op::Combine { inputs, .. } | Op::Average { inputs, .. } => {
+                hand_over(&mut self.inputs, inputs as usize, &mut operands.inputs);
+            }
+            Op::Record { words, .. } => hand_over(&mut self.words, words as usize, &mut operands.words),
+            _ => {}
+        }
     }
 
     /// Whether all operations have been handed to the driver.
