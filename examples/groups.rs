@@ -5,12 +5,12 @@
 use std::thread;
 use std::time::Duration;
 
-use earlybird::{Config, Fire, Reduce, World};
+use earlybird::{Fire, Reduce, World};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
 fn main() -> earlybird::Result<()> {
-    let world = World::from_env(&Config::from_env()?)?;
+    let world = World::from_env()?;
     let (rank, color) = (world.rank(), world.rank() % 2);
     let group = world.split(color, 0)?;
 

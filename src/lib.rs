@@ -7,11 +7,11 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use earlybird::{Config, Fire, Scale, World};
+//! use earlybird::{Fire, Scale, World};
 //!
 //! let deadline = Duration::from_secs(10);
 //! // One rank without a launcher; `earlybird run -n 8 -- PROGRAM` gives eight.
-//! let world = World::from_env(&Config::default())?;
+//! let world = World::from_env()?;
 //! let quorum = Fire::quorum(world.size().div_ceil(2));
 //! let mut mean = world.allreduce::<f32>(&[1000]).fire(quorum).scale(Scale::Contributions).build()?;
 //! for step in 0..3 {

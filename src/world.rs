@@ -79,13 +79,22 @@ struct Inner {
 }
 
 impl World {
-    /// Joins the world that the launcher's environment describes; without a launcher, a world of one rank. Returns
-    /// when all ranks have joined.
+    /// Joins the world that the launcher's environment describes, with the settings of the environment
+    /// ([`Config::from_env`]); without a launcher, a world of one rank. Returns when all ranks have joined.
     ///
     /// # Errors
     /// [`Error::Config`] for an invalid environment, before anything is created; [`Error::Join`] that names the ranks
     /// that did not come within the deadline, came twice, or had another world size.
-    pub fn from_env(config: &Config) -> Result<World> {
+    pub fn from_env() -> Result<World> {
+        Self::with(&Config::from_env()?)
+    }
+
+    /// Joins the world that the launcher's environment describes, with settings of the caller: [`World::from_env`] reads
+    /// these from the environment, too.
+    ///
+    /// # Errors
+    /// As [`World::from_env`].
+    pub fn with(config: &Config) -> Result<World> {
         let measured = HwConfig::load(config.hw_config.as_deref())?;
         let identity = Identity::from_env()?;
         // A world of one needs none, and the mistake would show with the second rank.
@@ -233,11 +242,32 @@ impl World {
     pub fn barrier(&self, deadline: impl Into<Deadline>) -> Result<()> {
         const OPERATION: &str = "barrier";
         self.check_process(OPERATION)?;
-        let told = self.inner.fabric.exchange(OPERATION, &[], deadline.into().instant())?;
+        self.wait_for_all(OPERATION, deadline.into())
+    }
+
+    fn wait_for_all(&self, operation: &'static str, deadline: Deadline) -> Result<()> {
+        let told = self.inner.fabric.exchange(operation, &[], deadline.instant())?;
         match (0..).zip(told).find(|(_, told)| !told.is_empty()) {
             None => Ok(()),
-            Some((peer, _)) => Err(self.other_call(OPERATION, peer)),
+            Some((peer, _)) => Err(self.other_call(operation, peer)),
         }
+    }
+
+    /// Leaves in good order, once all ranks have called this: after it no rank needs another one. Without it a rank leaves
+    /// when its last handle is dropped, and what goes wrong then is not reported.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] while there is another handle of this world or a collective of it: nothing has happened then, and the
+    /// world goes away with its last handle. [`Error::Timeout`] with the ranks that did not come. A dead peer or an aborted
+    /// job.
+    pub fn close(self, deadline: impl Into<Deadline>) -> Result<()> {
+        const OPERATION: &str = "close";
+        self.check_process(OPERATION)?;
+        if Arc::strong_count(&self.inner) > 1 {
+            let problem = "there are other handles of the world, or collectives of it; finish and drop them first";
+            return Err(Error::Usage { rank: self.rank(), operation: OPERATION, problem });
+        }
+        self.wait_for_all(OPERATION, deadline.into())
     }
 
     /// Makes every later call of every rank fail, with this rank and `reason` in the error. Any

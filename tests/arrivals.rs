@@ -23,7 +23,7 @@ fn rank() {
     let role = role().unwrap();
     let [what, size, absent, length, steps] = role.split(' ').collect::<Vec<_>>()[..] else { panic!("{role}") };
     let config = Config { deadline: DEADLINE, ..Config::from_env().unwrap() };
-    let world = World::from_env(&config).unwrap();
+    let world = World::with(&config).unwrap();
     if what == "die" {
         return die(&world);
     }
@@ -252,7 +252,7 @@ fn no_group_waits_for_a_rank_that_is_away() {
         turn.wait();
         if world.rank() == 2 {
             hand_in(&mut models, 6.0);
-            assert!(models.test().unwrap().is_none());
+            assert!(models.try_wait().unwrap().is_none());
             // Alone it waits: others may still come. Over a network it is not seen at once that they have not.
             let patience = Instant::now() + DEADLINE;
             loop {

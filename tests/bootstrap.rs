@@ -29,7 +29,7 @@ fn rank() {
         "plain" => Config { secret: None, ..config },
         _ => config,
     });
-    match config.and_then(|config| World::from_env(&Config { deadline: DEADLINE, ..config })) {
+    match config.and_then(|config| World::with(&Config { deadline: DEADLINE, ..config })) {
         Ok(world) => {
             println!("\nJOINED {} of {}", world.rank(), world.size());
             println!("\nFABRIC {}", world.fabric_name());

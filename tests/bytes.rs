@@ -120,7 +120,7 @@ fn a_descriptor_says_when_there_is_something_to_take() {
             for step in 0..20 {
                 if world.rank() == 0 {
                     arrive(&mut sum, 1.0);
-                    assert!(sum.test().unwrap().is_none());
+                    assert!(sum.try_wait().unwrap().is_none());
                     assert!(!is_readable(&sum, Duration::ZERO), "the other rank has not arrived");
                     turn.wait();
                 } else {
@@ -129,7 +129,7 @@ fn a_descriptor_says_when_there_is_something_to_take() {
                 }
                 let rounds = loop {
                     assert!(is_readable(&sum, DEADLINE), "{mover}: step {step}");
-                    if let Some(outcomes) = sum.test().unwrap() {
+                    if let Some(outcomes) = sum.try_wait().unwrap() {
                         break outcomes.keep();
                     }
                 };

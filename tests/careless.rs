@@ -149,7 +149,7 @@ fn rank() {
     let seed: u64 = role().unwrap().parse().unwrap();
     let config = Config { deadline: SETTING_UP, ..Config::from_env().unwrap() };
     // Rank 0 may have joined a little earlier, and scribbles already.
-    let Ok(world) = World::from_env(&config) else { return };
+    let Ok(world) = World::with(&config) else { return };
     let executor = [Executor::Caller, Executor::Thread, Executor::Peer][seed as usize % 3];
     // With some seeds nothing is written before there are collectives: it would spoil how ranks meet for these.
     let (goes_on, begins) = (AtomicBool::new(true), AtomicBool::new(seed.is_multiple_of(4)));

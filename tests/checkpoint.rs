@@ -94,7 +94,7 @@ fn rank() {
     let role = role().unwrap();
     let [what, group, fire, folder] = role.split(' ').collect::<Vec<_>>()[..] else { panic!("{role}") };
     let config = Config { deadline: DEADLINE, ..Config::from_env().unwrap() };
-    let world = World::from_env(&config).unwrap();
+    let world = World::with(&config).unwrap();
     let me = world.rank();
     let (sums, first) = (group == "sum", first_model());
     if let Some((mine, others)) = what.strip_prefix("mixed:").map(|rest| rest.split_once(',').unwrap()) {

@@ -50,7 +50,7 @@ fn rank() {
 }
 
 fn world() -> World {
-    World::from_env(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap()
+    World::with(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap()
 }
 
 /// Rounds in which all ranks wait for each other.

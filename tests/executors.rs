@@ -31,7 +31,7 @@ fn sleeper() {
     let words: Vec<&str> = role.split(' ').collect();
     let [mover, executor, rounds, path] = words[..] else { panic!("{role}") };
     let rounds: u64 = rounds.parse().unwrap();
-    let world = World::from_env(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
+    let world = World::with(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
     let sum = world.allreduce::<u64>(&[LENGTH]).fire(Fire::SOLO).grace(Grace::NONE).depth(1024);
     let mut sum = sum.mover(mover.parse().unwrap()).executor(executor.parse().unwrap()).build().unwrap();
     let me = world.rank();
@@ -110,7 +110,7 @@ fn rounds_complete_while_all_ranks_compute() {
                             }
                             world.barrier(DEADLINE).unwrap();
                             let before = sum.stats();
-                            let outcomes = sum.test().unwrap().expect("complete");
+                            let outcomes = sum.try_wait().unwrap().expect("complete");
                             assert!(outcomes.newest().iter().all(|&x| x == 3 * round));
                             drop(outcomes);
                             let after = sum.stats();
@@ -194,7 +194,7 @@ mod crashes {
     fn mortal() {
         let Some(role) = role() else { return };
         let words: Vec<&str> = role.split(' ').collect();
-        let world = World::from_env(&Config { deadline: DEADLINE, ..Config::default() }).unwrap();
+        let world = World::with(&Config { deadline: DEADLINE, ..Config::default() }).unwrap();
         let length: usize = words[2].parse().unwrap();
         let mut sum = world.allreduce::<u64>(&[length]).fire(words[0].parse().unwrap()).mover(Mover::Tree);
         sum = sum.executor(words[1].parse().unwrap());

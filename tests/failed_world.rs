@@ -84,7 +84,7 @@ impl Handles {
                 name,
                 Box::new(move || {
                     let waited = handle.wait(DEADLINE).map(drop);
-                    let tested = handle.test().map(drop);
+                    let tested = handle.try_wait().map(drop);
                     let completed = handle.is_complete().map(drop);
                     let finished = handle.finish(DEADLINE);
                     let again = handle.wait(DEADLINE).map(drop);
@@ -130,7 +130,7 @@ fn an_aborted_world_stays_aborted() {
 #[ignore = "played by the processes that the other tests start"]
 fn rank() {
     let executor = role().unwrap().parse().unwrap();
-    let world = World::from_env(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
+    let world = World::with(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
     let mut handles = Handles::new(world, executor);
     if handles.world.rank() == 1 {
         kill_process(getpid(), Signal::KILL).unwrap();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::hosts::Hosts;
 use common::marks::Marks;
 use common::{Job, PROVIDERS, libfabric, said};
-use earlybird::{Config, Error, Fire, Grace, Outcome, Reduce, World};
+use earlybird::{Error, Fire, Grace, Outcome, Reduce, World};
 use earlybird_ffi::socket::Tcp;
 use rustix::process::Signal;
 
@@ -130,7 +130,7 @@ fn ranks_without_a_way_between_them_are_named() {
 const JOINS: &str = "joins";
 
 fn join_and_sum() {
-    match World::from_env(&Config::from_env().unwrap()) {
+    match World::from_env() {
         Ok(world) => {
             let mut sum = [world.rank() + 1];
             world.all_reduce(&mut sum, Reduce::Sum, Duration::from_secs(20)).unwrap();
@@ -182,7 +182,7 @@ const CUTS: &str = "cuts ";
 /// Makes sums until one fails. Rank 2 cuts one of its connections to the host at the address that its role has.
 fn sum_until_cut(role: &str) {
     let host: IpAddr = role[CUTS.len()..].parse().unwrap();
-    let world = World::from_env(&Config::from_env().unwrap()).unwrap();
+    let world = World::from_env().unwrap();
     let mut sum = vec![1.0f32; 10_000];
     let until = Instant::now() + Duration::from_secs(30);
     for turn in 0.. {
@@ -293,7 +293,7 @@ fn check(outcome: &Outcome<'_, u64>) {
 /// Three of four ranks make rounds while the fourth is stopped, as many as it may be behind; then it continues.
 fn go_on_or_be_stalled() {
     let (marks, patience) = (Marks::of_role(), Duration::from_secs(30));
-    let world = World::from_env(&Config::from_env().unwrap()).unwrap();
+    let world = World::from_env().unwrap();
     let me = world.rank();
     let sum = world.allreduce::<u64>(&[ELEMENTS]).fire(Fire::quorum(3)).grace(Grace::NONE).depth(DEPTH);
     let mut sum = sum.build().unwrap();

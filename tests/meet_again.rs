@@ -24,9 +24,8 @@ fn rank() {
     let count: u32 = role().unwrap().parse().unwrap();
     let config = Config { deadline: DEADLINE, ..Config::from_env().unwrap() };
     for turn in 0..count / 2 {
-        let make = |which| {
-            World::from_env(&config).unwrap_or_else(|error| panic!("the {which} world of turn {turn}: {error}"))
-        };
+        let make =
+            |which| World::with(&config).unwrap_or_else(|error| panic!("the {which} world of turn {turn}: {error}"));
         let worlds = ["first", "second"].map(make);
         for world in worlds {
             let mut sum = [turn * world.rank()];

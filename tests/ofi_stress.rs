@@ -36,7 +36,7 @@ fn rank() {
 /// The last rank leaves after a few steps; its process ends while the others continue.
 fn leave_early() {
     let patience = Duration::from_secs(5);
-    let world = World::from_env(&Config::from_env().unwrap()).unwrap();
+    let world = World::from_env().unwrap();
     let rule = |fire: Fire| world.allreduce::<u64>(&[3000]).fire(fire).build().unwrap();
     let mut sums = [rule(Fire::ALL), rule(Fire::SOLO)];
     let steps = if world.rank() + 1 == world.size() { 5 } else { 260 };
@@ -56,7 +56,7 @@ fn leave_early() {
 /// Rank 0 waits long for rank 1, again and again.
 fn wait_for_long() {
     let patience = Duration::from_secs(20);
-    let world = World::from_env(&Config::from_env().unwrap()).unwrap();
+    let world = World::from_env().unwrap();
     let mut sum = world.allreduce::<u64>(&[1]).build().unwrap();
     world.barrier(patience).unwrap();
     let (started, before) = (Instant::now(), cpu_time());
@@ -80,7 +80,7 @@ fn read_from_who_leaves() {
     let patience = Duration::from_secs(20);
     let mut config = Config::from_env().unwrap();
     config.ofi.patience.linger = Duration::from_millis(300);
-    let world = World::from_env(&config).unwrap();
+    let world = World::with(&config).unwrap();
     // SAFETY: both ranks open one endpoint and make nothing else; neither looks at the bytes.
     let access = unsafe { RawAccess::promise() };
     let mut end = world.raw_fabric().open(access).unwrap();
@@ -116,7 +116,7 @@ fn read_from_who_leaves() {
 /// Rank 0, a reducer, arrives and computes until the others have the round by fallback reads.
 fn compute_while_others_wait() {
     let patience = Duration::from_secs(20);
-    let world = World::from_env(&Config::from_env().unwrap()).unwrap();
+    let world = World::from_env().unwrap();
     let value = |rank: u32, round: usize, index: usize| (rank as usize * 7 + round * 3 + index % 1009) as f32 / 7.0;
     for (length, path) in [(3001, "gathered"), (300_003, "scattered")] {
         let mut sum = world.allreduce::<f32>(&[length]).build().unwrap();
@@ -162,7 +162,7 @@ const STOPPED: usize = 2;
 /// nothing, and answers.
 fn be_held_up() {
     let (marks, patience) = (Marks::of_role(), Duration::from_secs(30));
-    let world = World::from_env(&Config::from_env().unwrap()).unwrap();
+    let world = World::from_env().unwrap();
     let mut sum = world.allreduce::<u64>(&[1]).fire(Fire::SOLO).mover(Mover::Cut).build().unwrap();
     marks.set(&format!("ready-{}", world.rank()));
     if world.rank() == 0 {
@@ -187,7 +187,7 @@ fn be_held_up() {
 
 /// Collectives whose rounds the provider of the world cannot run.
 fn fall_back() {
-    let world = World::from_env(&Config::from_env().unwrap()).unwrap();
+    let world = World::from_env().unwrap();
     let sum = || world.allreduce::<u64>(&[4]).fire(Fire::SOLO).executor(Executor::Provider);
     let able = world.provider() == Some("sockets");
     // The largest depth that fits, and one more.

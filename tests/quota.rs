@@ -28,7 +28,7 @@ fn rank() {
     let [seconds, seed] = role.split(' ').map(|word| word.parse::<u64>().unwrap()).collect::<Vec<_>>()[..] else {
         panic!("{role}")
     };
-    let world = World::from_env(&Config { deadline: PATIENCE, ..Config::from_env().unwrap() }).unwrap();
+    let world = World::with(&Config { deadline: PATIENCE, ..Config::from_env().unwrap() }).unwrap();
     let (began, does, mut programs) = (Instant::now(), Mutex::default(), 0u32);
     let mut common = Random::seed_from_u64(seed);
     let own = Random::seed_from_u64(seed ^ (u64::from(world.rank()) + 1) << 40);

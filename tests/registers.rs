@@ -23,7 +23,7 @@ fn rank() {
     let role = role().unwrap();
     let [_, group, fire, absent, length, steps] = role.split(' ').collect::<Vec<_>>()[..] else { panic!("{role}") };
     let config = Config { deadline: DEADLINE, ..Config::from_env().unwrap() };
-    let world = World::from_env(&config).unwrap();
+    let world = World::with(&config).unwrap();
     let rules = (group.parse().unwrap(), fire.parse().unwrap(), absent.parse().unwrap());
     let followed = follow(&world, rules, length.parse().unwrap(), steps.parse().unwrap());
     println!("\nLATE {}\nIDLE {}\nROUNDS {}", followed.late, followed.idle, followed.rounds);

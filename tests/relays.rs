@@ -41,7 +41,7 @@ fn join(hw_config: &str, choose: impl FnOnce(&mut Config)) -> World {
     std::fs::write(&file, hw_config).unwrap();
     let mut config = Config { deadline: DEADLINE, hw_config: Some(file), ..Config::from_env().unwrap() };
     choose(&mut config);
-    World::from_env(&config).unwrap()
+    World::with(&config).unwrap()
 }
 
 /// `bits FIRE LENGTH ROUNDS`: sums of floats of any size, whose last bits depend on the order.
@@ -166,7 +166,7 @@ fn nothing_is_lost() {
 /// Rank 0 computes while the others make their rounds.
 fn stay_away() {
     const ROUNDS: u64 = 40;
-    let world = World::from_env(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
+    let world = World::with(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
     let sum = world.allreduce::<u64>(&[100]).fire(Fire::SOLO).grace(Grace::NONE).depth(64).mover(Mover::Tree);
     let mut sum = sum.build().unwrap();
     assert_eq!(sum.executor(), Executor::Thread, "a rank that computes would hold up all that it relays");
@@ -211,7 +211,7 @@ fn a_rank_that_computes_holds_up_no_other() {
 
 /// Ranks wait for two collectives, one in another order than the next.
 fn wait_in_different_orders() {
-    let world = World::from_env(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
+    let world = World::with(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
     let build = |length: usize| world.allreduce::<u64>(&[length]).mover(Mover::Tree).build().unwrap();
     let mut sums = [build(10), build(3000)];
     for round in 1..=30 {

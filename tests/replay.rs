@@ -36,7 +36,7 @@ fn rank() {
         "both" => (Some(format!("{file}.again").into()), Some(file.into())),
         _ => (None, None),
     };
-    let world = World::from_env(&Config { deadline: DEADLINE, record, replay, ..Config::from_env().unwrap() }).unwrap();
+    let world = World::with(&Config { deadline: DEADLINE, record, replay, ..Config::from_env().unwrap() }).unwrap();
     let length = 300;
     let initial: Vec<f32> = (0..length).map(|index| draw(index) as f32 / u64::MAX as f32).collect();
     let absent: Absent = absent.parse().unwrap();
@@ -84,7 +84,7 @@ fn play(mut sum: Allreduce<f32>, world: &World, steps: u64, delays: u64, weighte
             }
         };
         // Either call may return the outcomes.
-        if sum.test().unwrap().map(&mut see).is_none() {
+        if sum.try_wait().unwrap().map(&mut see).is_none() {
             see(sum.wait(DEADLINE).unwrap());
         }
     }

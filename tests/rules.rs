@@ -40,7 +40,7 @@ fn majority_fires_with_the_drawn_rank_and_not_before() {
                         hand_in(&mut sum, 1);
                     } else {
                         hand_in(&mut sum, 1);
-                        assert!(sum.test().unwrap().is_none(), "round {round} before rank {drawn}");
+                        assert!(sum.try_wait().unwrap().is_none(), "round {round} before rank {drawn}");
                         world.barrier(DEADLINE).unwrap();
                     }
                     let initiator = {
@@ -113,7 +113,7 @@ fn a_full_round_waits_for_all_and_counts_carried_contributions() {
                 hand_in(&mut sum, 1);
                 assert_eq!(sum.wait(DEADLINE).unwrap().newest().data(), [1, 1]);
                 hand_in(&mut sum, 2);
-                assert!(sum.test().unwrap().is_none(), "a full round without rank 1");
+                assert!(sum.try_wait().unwrap().is_none(), "a full round without rank 1");
                 world.barrier(DEADLINE).unwrap();
                 let outcome = sum.wait(DEADLINE).unwrap().newest();
                 assert_eq!((outcome.round(), outcome.data()), (2, &[12, 12][..]));

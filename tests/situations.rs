@@ -102,15 +102,15 @@ fn rank() {
     let config = Config { deadline: DEADLINE, ..Config::from_env().unwrap() };
     match role().unwrap().as_str() {
         "many" => make_and_finish_many(&config),
-        "sum" => sum(&World::from_env(&config).unwrap()),
-        "long" => sum_of_more_than_4_gib(&World::from_env(&config).unwrap()),
+        "sum" => sum(&World::with(&config).unwrap()),
+        "long" => sum_of_more_than_4_gib(&World::with(&config).unwrap()),
         other => panic!("{other}"),
     }
 }
 
 /// The same again and again takes no more than before.
 fn make_and_finish_many(config: &Config) {
-    let world = World::from_env(config).unwrap();
+    let world = World::with(config).unwrap();
     let turn = |count: u32| {
         for turn in 0..count {
             let fire = [Fire::ALL, Fire::quorum(1), Fire::SOLO][turn as usize % 3];

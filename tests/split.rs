@@ -98,7 +98,7 @@ const WHERE: [usize; 4] = [0, 1, 0, 1];
 fn rank() {
     let _ = role().unwrap();
     let config = Config { deadline: DEADLINE, ..Config::from_env().unwrap() };
-    let world = World::from_env(&config).unwrap();
+    let world = World::with(&config).unwrap();
     let host = WHERE[world.rank() as usize];
     // Groups of one kind and of the other, in one call.
     let is_first_host = u32::from(host != 0);
@@ -138,7 +138,7 @@ fn processes_of_one_machine_split_their_world() {
 #[ignore = "played by the processes that the other tests start"]
 fn processes() {
     let _ = role().unwrap();
-    let world = World::from_env(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
+    let world = World::with(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
     for turn in 0..20 {
         let group = world.split(world.rank() % 2, turn).unwrap();
         assert_eq!(members(&world, &group), [vec![0, 2, 4], vec![1, 3]][world.rank() as usize % 2]);

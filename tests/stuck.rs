@@ -46,7 +46,7 @@ fn in_time<R>(what: &str, call: impl FnOnce() -> R) -> R {
 /// Works until something fails, for a few seconds at most; then it ends as a program does.
 fn work(executor: Executor) -> Result<()> {
     let config = Config { deadline: DEADLINE, ..Config::from_env()? };
-    let world = in_time("join", || World::from_env(&config))?;
+    let world = in_time("join", || World::with(&config))?;
     let make = || world.allreduce::<f32>(&[10]).fire(Fire::ALL).executor(executor).build();
     let mut all = in_time("build", make)?;
     let mut large = vec![1.0f32; 100_000];

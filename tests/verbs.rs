@@ -103,7 +103,7 @@ fn absences() -> Vec<(u32, Fire, usize)> {
 
 fn be_away_in_turn() {
     let marks = Marks::of_role();
-    let world = World::from_env(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
+    let world = World::with(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
     let me = world.rank();
     for (turn, (away, fire, length)) in absences().into_iter().enumerate() {
         let sum = world.allreduce::<u64>(&[length]).fire(fire).grace(Grace::NONE).depth(ROUNDS as u32);
@@ -182,7 +182,7 @@ fn put_to_a_stopped_rank() {
     let by_messages = role().unwrap().contains(MESSAGES);
     let mut config = Config::from_env().unwrap();
     config.verbs.device_atomics = by_messages.then_some(false);
-    let world = World::from_env(&config).unwrap();
+    let world = World::with(&config).unwrap();
     let me = world.rank();
     // SAFETY: all ranks open one endpoint, and import keys of it. A put's bytes are written once, before it is posted;
     // they are read after all puts have completed.
@@ -315,7 +315,7 @@ fn child(microseconds: u32) -> c_int {
 /// Makes rounds while a child of this process lives, and after it has ended. A page that the child shares is copied when
 /// this process writes to it, and the device must not be left with the old one.
 fn rounds_around_forks() {
-    let world = World::from_env(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
+    let world = World::with(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
     let me = world.rank();
     for length in [16, 100_000] {
         let mut sum = world.allreduce::<u64>(&[length]).fire(Fire::ALL).build().unwrap();
@@ -357,12 +357,12 @@ fn a_fork_leaves_registered_memory_to_its_parent() {
 /// Five rounds, with this hw-config if there is one.
 fn end_well(hw_config: Option<&str>) {
     let hw_config = hw_config.map(Into::into);
-    rounds_of(&World::from_env(&Config { deadline: DEADLINE, hw_config, ..Config::from_env().unwrap() }).unwrap());
+    rounds_of(&World::with(&Config { deadline: DEADLINE, hw_config, ..Config::from_env().unwrap() }).unwrap());
 }
 
 /// A fabric, and perhaps a provider of it.
 fn end_well_over(expected: &[&str]) {
-    let world = World::from_env(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
+    let world = World::with(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
     let taken = [Some(world.fabric_name()), world.provider()];
     assert_eq!(taken.iter().flatten().take(expected.len()).copied().collect::<Vec<_>>(), expected);
     rounds_of(&world);

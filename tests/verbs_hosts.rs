@@ -20,7 +20,7 @@ fn rank() {
     match role() {
         Some(role) if role.starts_with(HOLDS) => common::faults::hold_an_outcome(&role[HOLDS.len()..]),
         Some(role) if role == JOINS => {
-            match World::from_env(&Config { deadline: NOTICED, ..Config::from_env().unwrap() }) {
+            match World::with(&Config { deadline: NOTICED, ..Config::from_env().unwrap() }) {
                 Ok(_) => println!("\nENDED well"),
                 Err(error) => println!("\nTEXT {error}"),
             }

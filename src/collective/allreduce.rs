@@ -179,8 +179,8 @@ impl<T: Item> Allreduce<T> {
     ///
     /// # Errors
     /// As `wait`, except for the timeout.
-    pub fn test(&mut self) -> Result<Option<Outcomes<'_, T>>> {
-        let rounds = self.calls.test()?;
+    pub fn try_wait(&mut self) -> Result<Option<Outcomes<'_, T>>> {
+        let rounds = self.calls.try_wait()?;
         Ok(rounds.map(|rounds| Outcomes::new(self, rounds)))
     }
 
@@ -232,9 +232,9 @@ impl<T: Item> Allreduce<T> {
     /// [`World::barrier`](crate::World::barrier) after it, with a deadline for as long as others may go on.
     ///
     /// ```
-    /// # use earlybird::{Config, World};
+    /// # use earlybird::World;
     /// # let deadline = std::time::Duration::from_secs(10);
-    /// # let world = World::from_env(&Config::default())?;
+    /// # let world = World::from_env()?;
     /// let mut sum = world.allreduce::<f32>(&[100]).build()?;
     /// let mut model = vec![0.0; 100];
     /// sum.arrive()?;
@@ -267,9 +267,9 @@ impl<T: Item> Allreduce<T> {
         self.calls.is_complete()
     }
 
-    /// A descriptor that is readable when [`test`](Allreduce::test) would return outcomes or an error: for `poll`, `epoll`
+    /// A descriptor that is readable when [`try_wait`](Allreduce::try_wait) would return outcomes or an error: for `poll`, `epoll`
     /// or an event loop that waits for other things, too. It stays the same and open as long as the handle, and only
-    /// [`wait`](Allreduce::wait) and `test` read from it. It may be readable when there is nothing to take yet.
+    /// [`wait`](Allreduce::wait) and `try_wait` read from it. It may be readable when there is nothing to take yet.
     ///
     /// # Errors
     /// [`Error::Usage`] under another executor than the helper thread's, [`Executor::Thread`]; the process has no

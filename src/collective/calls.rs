@@ -71,7 +71,7 @@ impl Calls {
         #[inline] fn arrive(&mut self) -> Result<()>;
         fn arrive_with(&mut self, copy: impl Fn(&mut Lender, usize, Range<usize>)) -> Result<()>;
         #[inline] fn wait(&mut self, deadline: Deadline) -> Result<RangeInclusive<u64>>;
-        fn test(&mut self) -> Result<Option<RangeInclusive<u64>>>;
+        fn try_wait(&mut self) -> Result<Option<RangeInclusive<u64>>>;
         fn leave(&mut self, deadline: Deadline) -> Result<Option<RangeInclusive<u64>>>;
         fn tend(&mut self, operation: &'static str) -> Result<()>;
         #[inline] fn settle(&mut self) -> ();

@@ -197,10 +197,10 @@ impl<'a, T: Item> Outcome<'a, T> {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// use earlybird::{Checkpoint, Config, World};
+    /// use earlybird::{Checkpoint, World};
     ///
     /// # let deadline = Duration::from_secs(10);
-    /// let world = World::from_env(&Config::default())?;
+    /// let world = World::from_env()?;
     /// let mut sum = world.allreduce::<f32>(&[100]).build()?;
     /// sum.arrive()?;
     /// let mut file = Vec::new();

@@ -276,8 +276,8 @@ impl<P: Protocol> Raw<P> {
     }
 
     /// Takes outcomes, if there are any.
-    pub(super) fn test(&mut self) -> Result<Option<RangeInclusive<u64>>> {
-        let operation = "test";
+    pub(super) fn try_wait(&mut self) -> Result<Option<RangeInclusive<u64>>> {
+        let operation = "try_wait";
         self.check(operation)?;
         self.session.check_outstanding(operation)?;
         self.settle();

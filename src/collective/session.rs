@@ -275,7 +275,7 @@ impl Session {
     /// Checks that there may be another arrival.
     pub(crate) fn check_free(&self, operation: &'static str) -> Result<()> {
         self.check_present(operation)?;
-        let problem = "the outcome of the last arrival was not taken; call wait or test first";
+        let problem = "the outcome of the last arrival was not taken; call wait or try_wait first";
         self.check(operation, !self.outstanding, problem)
     }
 

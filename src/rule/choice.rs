@@ -26,7 +26,7 @@ pub enum Executor {
     /// By the hw-config's measurements.
     #[default]
     Auto,
-    /// Ranks that are in `wait` or `test`.
+    /// Ranks that are in `wait` or `try_wait`.
     Caller,
     /// A helper thread of each rank, while its application computes.
     Thread,

@@ -82,7 +82,7 @@ enum Doing {
     Parked {
         until: Option<Time>,
     },
-    /// Does what there is to do and goes away, unless it finds its goal reached: in `test`, or at its deadline.
+    /// Does what there is to do and goes away, unless it finds its goal reached: in `try_wait`, or at its deadline.
     Testing {
         late: bool,
     },
@@ -452,7 +452,7 @@ impl Actor {
         if stays { Next::Parked(None) } else { Next::After(rng.random_range(1..=self.habits.compute)) }
     }
 
-    /// Calls `wait` or `finish`, or `test`.
+    /// Calls `wait` or `finish`, or `try_wait`.
     fn come(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus) {
         if let Some(lead) = &mut self.lead {
             lead.tell_end(self.ends.len());

@@ -85,7 +85,7 @@ coverage! {
     heirs_died,
     /// Operations of a dead rank that another rank repeated.
     inherited,
-    /// Calls of `test` that found nothing.
+    /// Calls of `try_wait` that found nothing.
     tests,
     /// Deadlines of a wait that passed.
     timeouts,

@@ -172,7 +172,7 @@ pub(super) struct Habits {
     pub(super) holds: u64,
     /// How often it is descheduled between two operations, of 4096.
     pub(super) preempted: u32,
-    /// How often it calls `test` in place of `wait`, of 256.
+    /// How often it calls `try_wait` in place of `wait`, of 256.
     #[serde(default)]
     pub(super) tests: u32,
     /// Longest deadline of a wait, ns; 0 if waits have none, else a quarter of them has one.

@@ -249,3 +249,34 @@ fn a_world_makes_any_number_of_collectives() {
         kept.finish(DEADLINE).unwrap();
     });
 }
+
+/// A rank that closes waits for the others, and cannot while something of its world is left.
+#[test]
+fn a_world_closes_when_all_ranks_do() {
+    let worlds = worlds(2);
+    thread::scope(|scope| {
+        for world in worlds {
+            scope.spawn(move || {
+                let sum = world.allreduce::<f32>(&[1]).build().unwrap();
+                let other = world.clone();
+                let refused = other.close(DEADLINE).unwrap_err();
+                assert!(refused.to_string().contains("finish and drop them first"), "{refused}");
+                let mut sum = sum;
+                sum.finish(DEADLINE).unwrap();
+                drop(sum);
+                if world.rank() == 0 {
+                    thread::sleep(Duration::from_millis(20));
+                }
+                world.close(DEADLINE).unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn a_world_that_one_rank_does_not_close_names_that_rank() {
+    let mut worlds = worlds(2);
+    let (one, _other) = (worlds.remove(0), worlds.remove(0));
+    let error = one.close(Duration::from_millis(20)).unwrap_err();
+    assert!(matches!(&error, Error::Timeout { missing, .. } if missing.0 == [1]), "{error}");
+}

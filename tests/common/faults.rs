@@ -129,7 +129,7 @@ fn join(arguments: &RankArguments) -> Result<World, Error> {
         // All leave together, unless one cannot.
         config.ofi.patience.linger = Duration::from_secs(5);
     }
-    World::from_env(&config)
+    World::with(&config)
 }
 
 fn run_rounds(world: &World, arguments: &RankArguments) -> Result<(), Error> {
@@ -236,7 +236,7 @@ pub fn leave_or_be_stopped() {
     let mut config = Config::from_env().unwrap();
     // A rank that leaves has to give up on the stopped one.
     config.ofi.patience.linger = Duration::from_millis(200);
-    let world = World::from_env(&config).unwrap();
+    let world = World::with(&config).unwrap();
     let (me, last) = (world.rank() as usize, world.size() as usize - 1);
     let goes_on = me + 1 == last;
     let value = |rank: u32, made_for: u64| u64::from(rank + 1) * 1000 + made_for;

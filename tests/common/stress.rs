@@ -44,7 +44,7 @@ impl fmt::Display for Run<'_> {
 /// of each collective, separated by semicolons.
 pub fn play() {
     let Some(role) = role() else { return };
-    let world = World::from_env(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
+    let world = World::with(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
     for run in role.split(';') {
         let words: Vec<&str> = run.split(' ').collect();
         let [fire, mover, executor, length, steps] = words[..] else { panic!("{run}") };

@@ -53,7 +53,7 @@ fn held() -> (usize, usize) {
 /// A rank that checks every sum.
 fn work(executor: Executor, marks: &Marks) -> Result<()> {
     let config = Config { deadline: DEADLINE, ..Config::from_env()? };
-    let world = in_time("join", || World::from_env(&config))?;
+    let world = in_time("join", || World::with(&config))?;
     println!("\nJOINED");
     marks.set(&format!("joined {}", world.rank()));
     marks.wait("work");

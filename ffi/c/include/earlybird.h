@@ -610,10 +610,10 @@ enum eb_status eb_allreduce_wait(struct eb_allreduce allreduce,
 /**
  * As eb_allreduce_wait without waiting: gives 0 if the outcome is not there yet.
  */
-enum eb_status eb_allreduce_test(struct eb_allreduce allreduce, size_t *outcomes);
+enum eb_status eb_allreduce_try_wait(struct eb_allreduce allreduce, size_t *outcomes);
 
 /**
- * One of the outcomes that the last eb_allreduce_wait or eb_allreduce_test gave, from 0 on, the oldest first.
+ * One of the outcomes that the last eb_allreduce_wait or eb_allreduce_try_wait gave, from 0 on, the oldest first.
  */
 enum eb_status eb_allreduce_outcome(struct eb_allreduce allreduce,
                                     size_t index,
@@ -636,7 +636,7 @@ enum eb_status eb_allreduce_entries(struct eb_allreduce allreduce,
 enum eb_status eb_allreduce_release(struct eb_allreduce allreduce);
 
 /**
- * A descriptor that is readable when eb_allreduce_test would give outcomes or fail: for poll(2) and event loops. It needs the
+ * A descriptor that is readable when eb_allreduce_try_wait would give outcomes or fail: for poll(2) and event loops. It needs the
  * executor "thread". It belongs to the collective: do not read, write or close it.
  */
 enum eb_status eb_allreduce_completion_fd(struct eb_allreduce allreduce,

@@ -252,10 +252,10 @@ pub unsafe extern "C" fn eb_allreduce_wait(allreduce: eb_allreduce, timeout: f64
 
 /// As eb_allreduce_wait without waiting: gives 0 if the outcome is not there yet.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn eb_allreduce_test(allreduce: eb_allreduce, outcomes: *mut usize) -> eb_status {
+pub unsafe extern "C" fn eb_allreduce_try_wait(allreduce: eb_allreduce, outcomes: *mut usize) -> eb_status {
     with(allreduce, |Sum { sum, rounds }| {
         check_place(outcomes, "outcomes")?;
-        let taken = sum.test().map(|taken| taken.map_or((0, NONE), |taken| (taken.len(), taken.keep())));
+        let taken = sum.try_wait().map(|taken| taken.map_or((0, NONE), |taken| (taken.len(), taken.keep())));
         let (count, taken) = taken.inspect_err(|_| forget_released(sum, rounds))?;
         *rounds = taken;
         // SAFETY: the caller gives a place for it.
@@ -263,7 +263,7 @@ pub unsafe extern "C" fn eb_allreduce_test(allreduce: eb_allreduce, outcomes: *m
     })
 }
 
-/// One of the outcomes that the last eb_allreduce_wait or eb_allreduce_test gave, from 0 on, the oldest first.
+/// One of the outcomes that the last eb_allreduce_wait or eb_allreduce_try_wait gave, from 0 on, the oldest first.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eb_allreduce_outcome(
     allreduce: eb_allreduce,
@@ -333,7 +333,7 @@ pub extern "C" fn eb_allreduce_release(allreduce: eb_allreduce) -> eb_status {
     })
 }
 
-/// A descriptor that is readable when eb_allreduce_test would give outcomes or fail: for poll(2) and event loops. It needs the
+/// A descriptor that is readable when eb_allreduce_try_wait would give outcomes or fail: for poll(2) and event loops. It needs the
 /// executor "thread". It belongs to the collective: do not read, write or close it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eb_allreduce_completion_fd(allreduce: eb_allreduce, fd: *mut c_int) -> eb_status {

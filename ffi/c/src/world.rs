@@ -72,7 +72,7 @@ unsafe impl Structure for eb_world_info {}
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eb_world_from_env(config: *const eb_config, world: *mut eb_world) -> eb_status {
     // SAFETY: as here.
-    call(|| unsafe { joined(config, world, World::from_env) })
+    call(|| unsafe { joined(config, world, World::with) })
 }
 
 /// Joins a world of `ranks` ranks as `rank`, whatever the environment says: that of a group, or of a library. All ranks name the

@@ -125,8 +125,8 @@ impl Allreduce {
         self.0.take(py, timeout, |sum, within| Ok(ends(&sum.wait(within)?.keep())))
     }
 
-    fn _test(&self, py: Python<'_>) -> PyResult<Option<Ends>> {
-        self.0.call(py, |sum| Ok(sum.test()?.map(|outcomes| ends(&outcomes.keep()))))
+    fn _try_wait(&self, py: Python<'_>) -> PyResult<Option<Ends>> {
+        self.0.call(py, |sum| Ok(sum.try_wait()?.map(|outcomes| ends(&outcomes.keep()))))
     }
 
     fn _outcome(slf: &Bound<'_, Self>, round: u64) -> PyResult<Memory> {

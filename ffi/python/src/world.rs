@@ -64,7 +64,7 @@ impl World {
             config.deadline = deadline;
         }
         let joined = match place {
-            None => interrupt::beside(py, move || earlybird::World::from_env(&config)),
+            None => interrupt::beside(py, move || earlybird::World::with(&config)),
             Some(Place::Store(rank, size, store)) => {
                 interrupt::beside(py, move || earlybird::World::join(rank, size, &store, &config))
             }

@@ -48,7 +48,7 @@ def test_a_timeout_loses_nothing_and_names_the_missing() -> None:
                 assert "timeout after 1" in str(error) and "ms" in str(error), error
             else:
                 raise AssertionError("no timeout")
-            assert sum.test() is None
+            assert sum.try_wait() is None
         assert (sum.wait(30)[0].data == 2).all()
         sum.finish()
         """,

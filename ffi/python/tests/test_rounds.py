@@ -184,7 +184,7 @@ def test_threads_run_while_one_waits() -> None:
                 counted += 1
             assert counted > 10000, counted
             try:
-                sum.test()
+                sum.try_wait()
             except earlybird.UsageError as error:
                 assert "another thread" in str(error)
             else:

@@ -217,7 +217,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     if let Some(done) = &mut all_are_done {
         done.contribution()?[0] = 0;
         done.arrive()?;
-        while done.test()?.is_none() {
+        while done.try_wait()?.is_none() {
             sum.contribution()?;
             sum.arrive()?;
             sum.wait(PATIENCE)?;

@@ -290,7 +290,7 @@ pub(super) fn main(args: Args) -> super::Outcome {
     if !launched {
         return again(ranks, args.common.start.bind);
     }
-    let world = World::from_env(&config)?;
+    let world = World::with(&config)?;
     let conditions = args.common.start.json.then(|| Conditions::new(&world, &config, &args));
     let conditions = conditions.as_ref();
     if args.op == BenchOp::Arm {

@@ -73,7 +73,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
     }
     let begun = Instant::now();
     let effort = if args.quick { Effort::QUICK } else { Effort::FULL };
-    let world = World::from_env(&config)?;
+    let world = World::with(&config)?;
     let checks = all(world.size());
     let names = checks.iter().map(|check| check.name.as_str());
     let mut report = Report::new(&world, names, args.start.json);

@@ -245,7 +245,7 @@ pub(super) fn main(args: Args) -> super::Outcome {
     if !launched {
         return again(ranks, args.common.start.bind);
     }
-    let world = World::from_env(&config)?;
+    let world = World::with(&config)?;
     let is_repeated = config.record.is_some() || config.replay.is_some();
     let is_saved = args.checkpoint.is_some() || args.restore.is_some();
     let mut report = Report::new(&world, &args, is_repeated || is_saved);

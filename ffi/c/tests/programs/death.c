@@ -33,7 +33,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "rank %u: the descriptor says nothing of the death\n", (unsigned)info.rank);
         return 1;
       }
-      status = polls ? eb_allreduce_test(sum, &outcomes) : eb_allreduce_wait(sum, 20, &outcomes);
+      status = polls ? eb_allreduce_try_wait(sum, &outcomes) : eb_allreduce_wait(sum, 20, &outcomes);
     }
     if (status != EB_OK) {
       eb_error error = {.size = sizeof error};
@@ -41,7 +41,7 @@ int main(int argc, char **argv) {
       printf("rank %u: %d, peer %d: %s\n", (unsigned)info.rank, (int)status, (int)error.peer, error.message);
       /* What has failed stays failed, in every call. */
       const eb_status again[] = {
-          eb_allreduce_arrive(sum),          eb_allreduce_wait(sum, 1, &outcomes), eb_allreduce_test(sum, &outcomes),
+          eb_allreduce_arrive(sum),          eb_allreduce_wait(sum, 1, &outcomes), eb_allreduce_try_wait(sum, &outcomes),
           eb_allreduce_finish(sum, 1),       eb_allreduce_finish(sum, 1),          eb_allreduce_wait(sum, 1, &outcomes),
           eb_world_barrier(world, 1)};
       for (size_t i = 0; i < sizeof again / sizeof *again; i++) {

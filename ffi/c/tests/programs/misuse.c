@@ -146,7 +146,7 @@ static void alone(eb_world world) {
   }
   memset(data, 0, bytes);
   OK(eb_allreduce_arrive(sum));
-  EXPECT(eb_allreduce_arrive(sum), EB_USAGE, "call wait or test first");
+  EXPECT(eb_allreduce_arrive(sum), EB_USAGE, "call wait or try_wait first");
   OK(eb_allreduce_wait(sum, INFINITY, &outcomes));
   eb_outcome outcome = {.size = sizeof outcome};
   EXPECT(eb_allreduce_outcome(sum, 1, &outcome), EB_ARGUMENT, "no outcome of number 1");
@@ -155,7 +155,7 @@ static void alone(eb_world world) {
   OK(eb_allreduce_outcome(sum, 0, &outcome));
   /* A call that is refused does nothing: what the caller holds stays. */
   EXPECT(eb_allreduce_wait(sum, 1, &outcomes), EB_USAGE, "call arrive first");
-  EXPECT(eb_allreduce_test(sum, &outcomes), EB_USAGE, "call arrive first");
+  EXPECT(eb_allreduce_try_wait(sum, &outcomes), EB_USAGE, "call arrive first");
   OK(eb_allreduce_outcome(sum, 0, &outcome));
   EXPECT(eb_allreduce_entries(sum, 0, NULL, 1, NULL), EB_ARGUMENT, "entries is NULL");
   OK(eb_allreduce_entries(sum, 0, NULL, 0, &count));
@@ -210,7 +210,7 @@ static void of_two(eb_world world, uint32_t rank) {
     pthread_barrier_wait(&shared.begun);
     usleep(200000);
     size_t outcomes;
-    EXPECT(eb_allreduce_test(shared.sum, &outcomes), EB_BUSY, "another thread");
+    EXPECT(eb_allreduce_try_wait(shared.sum, &outcomes), EB_BUSY, "another thread");
     EXPECT(eb_allreduce_destroy(shared.sum), EB_BUSY, "another thread");
     pthread_join(thread, NULL);
     if (shared.waited != EB_TIMEOUT) {
@@ -252,7 +252,7 @@ static void of_two(eb_world world, uint32_t rank) {
       failures++;
       break;
     }
-    OK(eb_allreduce_test(shared.sum, &outcomes));
+    OK(eb_allreduce_try_wait(shared.sum, &outcomes));
   }
   struct pollfd waited = {.fd = fd, .events = POLLIN};
   if (poll(&waited, 1, 0) != 0) {

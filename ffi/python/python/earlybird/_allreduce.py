@@ -162,9 +162,9 @@ class Allreduce(_earlybird.Allreduce, _Handle):
         first, last = self._wait(timeout)
         return [Outcome(self, round) for round in range(first, last + 1)]
 
-    def test(self) -> list[Outcome] | None:
+    def try_wait(self) -> list[Outcome] | None:
         """As ``wait`` without waiting: none if the outcome is not there yet."""
-        rounds = self._test()
+        rounds = self._try_wait()
         return None if rounds is None else [Outcome(self, round) for round in range(rounds[0], rounds[1] + 1)]
 
     async def outcomes(self) -> list[Outcome]:
@@ -175,7 +175,7 @@ class Allreduce(_earlybird.Allreduce, _Handle):
         descriptor = self.fileno()
         self._is_awaited = True
         try:
-            while (taken := self.test()) is None:
+            while (taken := self.try_wait()) is None:
                 readable = asyncio.Event()
                 loop.add_reader(descriptor, readable.set)
                 await readable.wait()
