@@ -49,6 +49,10 @@ impl Topology {
         Topology::new((0..ranks).collect())
     }
 
+    pub(crate) fn ranks(&self) -> u32 {
+        self.host_of.len() as u32
+    }
+
     /// How many hosts there are.
     #[inline]
     pub(crate) fn hosts(&self) -> u32 {

@@ -1,5 +1,6 @@
 //! `earlybird info`: what this build and machine can do.
 
+mod layout;
 mod verbs;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,12 +20,17 @@ pub(super) struct Args {
     /// List the environment variables: name, value now, default, meaning
     #[arg(long)]
     env: bool,
+    #[command(flatten)]
+    layout: layout::LayoutArgs,
     /// JSON Lines, an object a row
     #[arg(long)]
     json: bool,
 }
 
 pub(super) fn main(args: &Args) -> super::Outcome {
+    if args.layout.layout {
+        return layout::main(&args.layout, args.json);
+    }
     // What a command or a program would refuse.
     let config = Config::from_env();
     if let Err(error) = &config {

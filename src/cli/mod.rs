@@ -112,3 +112,15 @@ pub fn command() -> ExitCode {
 fn size(text: &str) -> Result<u64, String> {
     crate::units::parse_size(text)
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::Cli;
+
+    #[test]
+    fn options_of_commands_go_together() {
+        Cli::command().debug_assert();
+    }
+}

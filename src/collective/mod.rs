@@ -10,9 +10,12 @@ pub(crate) mod core;
 pub(crate) mod driver;
 pub(crate) mod engine;
 pub(crate) mod following;
+#[cfg(earlybird_tools)]
+pub(crate) mod layout;
 pub(crate) mod protocol;
 pub(crate) mod session;
 pub(crate) mod tickets;
+mod wanted;
 
 mod outcome;
 mod preset;

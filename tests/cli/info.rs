@@ -29,6 +29,37 @@ fn info_says_whether_jobs_have_a_secret() {
     }
 }
 
+/// What lies where in the memory of a collective, whichever way its data moves: nothing overlaps.
+#[test]
+fn info_prints_what_lies_where() {
+    let output = earlybird(&["info", "--layout", "-n", "2", "--depth", "1"]).output().unwrap();
+    let said = text(&output);
+    assert!(
+        said.contains("Path: eager") && said.contains("word 0 in slot 1") && said.contains("buffer 2 of rank 1"),
+        "{said}"
+    );
+    for options in [
+        &["--fire", "all"][..],
+        &["--per-host", "1", "--fire", "all", "-b", "1M"],
+        &["--per-host", "2", "-b", "16M"],
+        &["--mover", "tree"],
+        &["--mover", "tree", "--per-host", "1"],
+        &["--models", "butterfly=2", "--per-host", "2"],
+    ] {
+        let output = earlybird(&[&["info", "--layout", "--json"], options].concat()).output().unwrap();
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let rows: Vec<serde_json::Value> = stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert!(output.status.success() && rows.len() > 20, "{options:?}: {}", text(&output));
+        for pair in rows.windows(2).filter(|pair| pair[0]["region"] == pair[1]["region"]) {
+            assert!(pair[0]["to"].as_u64() <= pair[1]["from"].as_u64(), "{options:?}: {pair:?}");
+        }
+    }
+    for refused in [&["--mover", "tree", "--per-host", "2"][..], &["--models", "arrivals=2"], &["--fire", "quorum=9"]] {
+        let output = earlybird(&[&["info", "--layout"], refused].concat()).output().unwrap();
+        assert!(!output.status.success(), "{refused:?}: {}", text(&output));
+    }
+}
+
 /// What programs refuse, information warns of.
 #[test]
 fn info_warns_of_a_variable_that_it_does_not_know() {

@@ -1,12 +1,12 @@
 //! From choices to the plan of a collective.
 
 use super::AllreduceBuilder;
-use crate::collective::core::{Plan, Terms, program};
+use crate::collective::core::Plan;
+use crate::collective::wanted::Wanted;
 use crate::error::Result;
-use crate::fault::Fault;
 use crate::group::Group;
 use crate::reduce::Item;
-use crate::rule::{Absent, AgreementBy, Executor, Grace, MovementBy, Mover, Scale};
+use crate::rule::{Absent, Executor, Mover, Scale};
 use crate::topology::Topology;
 
 impl<T: Item> AllreduceBuilder<'_, T> {
@@ -64,50 +64,24 @@ impl<T: Item> AllreduceBuilder<'_, T> {
             Mover::Auto => self.may_relay() && self.would_relay(&topology, bytes),
             Mover::Cut => false,
         };
-        let movement = match tree {
-            _ if offloaded || tree => MovementBy::Program,
-            _ if self.model().is_some() || given => MovementBy::Segments,
-            _ => parameters.movement(self.fire, ranks, bytes as u64),
-        };
-        let agreement = match given {
-            _ if offloaded => AgreementBy::Cards,
-            true => AgreementBy::Given,
-            false => AgreementBy::usual(self.fire, movement, &topology),
-        };
-        let grace = if offloaded { Grace::NONE } else { self.grace };
-        // A tree's outcomes are released one by one: with two slots no rank waits for that.
-        let depth = match self.fire {
-            fire if !fire.is_synchronous() => u64::from(self.depth),
-            _ if tree || offloaded => 2,
-            _ => 1,
-        };
-        let segment = parameters.segment();
-        let schedule = parameters.schedule(bytes as u64, agreement, ranks);
-        let program = (agreement == AgreementBy::Gates)
-            .then(|| program(ranks, (self.fire, self.grace), schedule, (bytes, segment), depth));
-        let plan = Plan::new(Terms {
-            ranks,
+        let plan = Wanted {
             me: rank,
             topology,
             fire: self.fire,
-            grace,
+            grace: self.grace,
             absent: self.absent,
             weighted: self.scale == Scale::Weights,
-            depth,
-            agreement,
-            movement,
+            depth: self.depth,
             base: self.base,
             memory: self.model().map(|_| self.group),
             bytes,
             wide_bytes: elements.saturating_mul(self.dtype.wide_size()),
-            segment,
-            run: parameters.run(),
-            pull_after: parameters.pull_after(bytes),
-            helpers: self.world.cores().clamp(1, ranks),
-            schedule,
-            program,
-            fault: Fault::chosen(),
-        });
+            cores: self.world.cores(),
+            tree,
+            given,
+            offloaded,
+        }
+        .plan(parameters);
         plan.checked_data_bytes()
             .ok_or_else(|| usage("more memory than can be addressed; use fewer elements or a smaller depth"))?;
         Ok(plan)

@@ -1,61 +1,10 @@
 //! Names of cells and operations, for people who read a trace.
 
-use super::cut::Cut;
 use super::op::{Op, ProgramOp, PutData};
-use super::plan::{BUFFERS, Plan, RELAYED_ROUNDS};
+use super::plan::Plan;
 use crate::fabric::{Atomic, Change};
-use crate::rule::{AgreementBy, MovementBy};
 
 impl Plan {
-    /// Every control cell that has a meaning, with its name.
-    pub(crate) fn named_cells(&self) -> Vec<(String, usize)> {
-        let mut cells = Vec::new();
-        for rank in 0..self.ranks {
-            cells.extend((0..BUFFERS).map(|number| (format!("tag {number} of rank {rank}"), self.tag(rank, number))));
-            cells.push((format!("released by rank {rank}"), self.released(rank)));
-            if self.movement == MovementBy::Segments {
-                cells.extend((0..BUFFERS).map(|it| (format!("unfilled {it} of rank {rank}"), self.unfilled(rank, it))));
-            }
-        }
-        for slot in 1..=self.slots() {
-            let mut add = |name: String, cell| cells.push((format!("{name} in slot {slot}"), cell));
-            if self.elects_reducers() {
-                (0..self.ranks).for_each(|rank| add(format!("told by reducer {rank}"), self.told(rank, slot)));
-            }
-            if let Some(program) = &self.program {
-                for cell in 0..program.cells() {
-                    let gate = (0..self.ranks).find(|&rank| program.gate(rank) == cell);
-                    let other = || format!("cell {cell} of the program");
-                    add(gate.map_or_else(other, |rank| format!("gate of rank {rank}")), self.program_cell(slot, cell));
-                }
-                continue;
-            }
-            if self.agreement == AgreementBy::Relays {
-                for index in 0..self.inputs().count() {
-                    let cell = self.input_cell(slot, index);
-                    // Those behind data take turns as the data does.
-                    if slot <= RELAYED_ROUNDS || cell == self.program_cell(slot, index) {
-                        add(format!("input {index}"), cell);
-                    }
-                }
-                (0..self.ranks).for_each(|rank| add(format!("arrival of rank {rank}"), self.arrived(slot, rank)));
-                continue;
-            }
-            (0..self.words()).for_each(|index| add(format!("word {index}"), self.word(slot, index)));
-            add("ticket".to_owned(), self.ticket(slot));
-            (0..self.shares()).for_each(|share| add(format!("claim {share}"), self.claim(slot, share)));
-            add("done".to_owned(), self.done(slot));
-            // Those beside an outcome take turns as outcomes do.
-            if slot <= self.depth || !self.announces_outcomes() {
-                let record = self.record(slot);
-                add("round of the record".to_owned(), record);
-                let parts = 0..Cut::cells(self.ranks) - 1;
-                parts.for_each(|part| add(format!("record[{part}]"), self.recorded(record) - part));
-            }
-        }
-        cells
-    }
-
     /// What a control cell is.
     fn cell_name(&self, cell: usize) -> String {
         let named = self.named_cells().into_iter().find(|&(_, at)| at == cell);

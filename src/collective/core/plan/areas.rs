@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
-use super::layout::lines;
+use super::rows::lines;
 use super::{Plan, RELAYED_ROUNDS};
 use crate::collective::core::label::{Form, most_cells};
 use crate::fabric::CACHE_LINE;
-use crate::rule::{AgreementBy, Schedule};
+use crate::rule::Schedule;
 use crate::trigger::{Buffer, Chunk};
 
 /// Rows of relayed data begin at multiples of this number of bytes, which cells have.
@@ -34,17 +34,13 @@ pub(super) struct Areas {
     /// Where the data of each area of a round begins, from there on, and how many bytes there are to the cell that
     /// announces it, if that lies right behind.
     starts: Arc<[(usize, Option<usize>)]>,
-    /// Bytes of all of it.
-    total: usize,
+    /// Where all of it ends.
+    end: usize,
 }
 
 impl Areas {
-    /// Nothing if ranks do not relay, or if what they relay cannot be addressed.
-    pub(super) fn of(plan: &Plan) -> Option<Self> {
-        if plan.agreement != AgreementBy::Relays {
-            return None;
-        }
-        let first = plan.checked_contributions_end()?;
+    /// Those that begin at an offset; nothing if they cannot be addressed.
+    pub(super) fn of(plan: &Plan, first: usize) -> Option<Self> {
         let outcomes = plan.depth.max(RELAYED_ROUNDS);
         let (label, data) = plan.shape(Buffer::Outcome)?;
         let outcome_bytes = label.checked_add(data)?;
@@ -57,19 +53,24 @@ impl Areas {
             round = start.checked_add(data)?;
         }
         let total = rounds.checked_add(round.checked_mul(RELAYED_ROUNDS as usize)?)?;
-        first.checked_add(total)?;
+        let end = first.checked_add(total)?;
         Some(Areas {
             outcomes,
             outcomes_from: first + label,
             outcome_bytes,
             rounds_from: std::array::from_fn(|turn| first + rounds + turn * round),
             starts: starts.into(),
-            total,
+            end,
         })
     }
 }
 
 impl Areas {
+    /// Where all of it ends.
+    pub(super) fn end(&self) -> usize {
+        self.end
+    }
+
     /// The number of an area of a round; an outcome is none.
     fn number(&self, area: Buffer) -> Option<usize> {
         match area {
@@ -193,16 +194,6 @@ impl Plan {
     }
 
     fn areas(&self) -> &Areas {
-        self.areas.as_ref().expect("ranks relay, in memory that can be addressed")
-    }
-
-    /// Bytes of all that is relayed, or nothing if they cannot be addressed.
-    pub(super) fn relayed_bytes(&self) -> Option<usize> {
-        self.areas.as_ref().map(|areas| areas.total)
-    }
-
-    /// The cell of the data region at an offset.
-    pub(crate) fn cell_of_data(&self, offset: usize) -> usize {
-        self.control_cells() + offset / size_of::<u64>()
+        self.data.areas.as_ref().expect("ranks relay, in memory that can be addressed")
     }
 }

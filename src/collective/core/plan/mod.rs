@@ -1,7 +1,11 @@
 //! What all ranks of a collective agreed on before its first round.
 
 mod areas;
-mod layout;
+mod control;
+mod data;
+#[cfg(any(test, earlybird_tools))]
+mod map;
+mod rows;
 mod spans;
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -18,9 +22,11 @@ use crate::rank_set::RankSet;
 use crate::rule::{Absent, AgreementBy, Condition, Fire, Grace, MovementBy, Schedule, drawn};
 use crate::topology::Topology;
 use crate::trigger::{Layout, Request, Start};
-use areas::Areas;
-pub(crate) use layout::slot_of;
-use layout::{Announced, Extents, TagCells};
+use control::{ControlMap, Counts};
+use data::DataMap;
+#[cfg(any(test, earlybird_tools))]
+pub(crate) use map::MapRegion;
+pub(crate) use rows::slot_of;
 
 /// One round in this number has a home that does not depend on the round before.
 const ANY_HOME: u64 = 8;
@@ -89,10 +95,9 @@ pub(crate) struct Terms {
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     terms: Terms,
-    extents: Extents,
-    tags: TagCells,
-    areas: Option<Areas>,
-    announced: Option<Announced>,
+    counts: Counts,
+    control: ControlMap,
+    data: DataMap,
 }
 
 impl Deref for Plan {
@@ -150,18 +155,17 @@ impl Terms {
 
 impl Plan {
     pub(crate) fn new(terms: Terms) -> Self {
-        let (extents, tags) = (Extents::default(), TagCells::default());
-        let mut plan = Plan { terms, extents, tags, areas: None, announced: None };
-        plan.extents = Extents::of(&plan);
-        plan.tags = TagCells::of(&plan);
-        plan.areas = Areas::of(&plan);
-        plan.announced = Announced::of(&plan);
+        let (counts, control, data) = (Counts::default(), ControlMap::default(), DataMap::default());
+        let mut plan = Plan { terms, counts, control, data };
+        plan.counts = Counts::of(&plan);
+        plan.data = DataMap::of(&plan);
+        plan.control = ControlMap::of(&plan);
         plan
     }
 
     /// The same plan, as another rank sees it.
     pub(crate) fn seen_by(&self, me: u32) -> Self {
-        Plan { terms: Terms { me, ..self.terms.clone() }, areas: self.areas.clone(), ..*self }
+        Plan { terms: Terms { me, ..self.terms.clone() }, data: self.data.clone(), ..*self }
     }
 
     /// What people call its agreement and its movement.

@@ -1,7 +1,7 @@
 //! Which bytes of a contribution segments, pieces, shares and chunks cover.
 
 use super::Plan;
-use super::layout::LINE;
+use super::rows::LINE;
 use crate::rule::MovementBy;
 use crate::trigger::Chunk;
 

@@ -1,12 +1,10 @@
 //! Whatever ranks agree on, no two things lie in the same place, and all lie within their region.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 
 use proptest::prelude::*;
 
-use super::{ANY_HOME, BUFFERS, Plan, RECEIVING_ROWS, RELAYED_ROUNDS, Terms, program};
-use crate::collective::core::Cut;
+use super::{ANY_HOME, MapRegion, Plan, RELAYED_ROUNDS, Terms, program};
 use crate::collective::core::label::Form;
 use crate::fabric::CACHE_LINE;
 use crate::group::Group;
@@ -84,121 +82,21 @@ fn any_plan() -> impl Strategy<Value = Plan> {
     )
 }
 
-impl Plan {
-    fn every_rank(&self) -> Range<u32> {
-        0..self.ranks
-    }
-
-    fn on_host(&self, host: u32) -> impl Iterator<Item = Plan> {
-        self.every_rank().filter(move |&rank| self.host_of(rank) == host).map(|rank| self.seen_by(rank))
-    }
-
-    /// What lies in the data region of a host at once, where a round has `homes` homes.
-    fn named_bytes(&self, host: u32, homes: usize) -> Vec<(String, Range<usize>)> {
-        let mut all = Vec::new();
-        let mut add = |name: String, from: usize, len: usize| all.push((name, from..from + len));
-        for plan in self.on_host(host) {
-            let me = plan.me;
-            for buffer in 0..BUFFERS {
-                add(format!("buffer {buffer} of {me}"), plan.contribution(me, buffer), plan.bytes);
-            }
-            if plan.movement == MovementBy::Everyone {
-                add(format!("outcome of {me}"), plan.outcome(1), plan.bytes);
-            }
-            if plan.elects_reducers() {
-                add(format!("outcome of a fallback read of {me}"), plan.fallback_outcome(), plan.bytes);
-            }
-        }
-        let Some(plan) = self.on_host(host).next() else { return all };
-        if plan.has_memory() {
-            let several = plan.butterfly().is_some();
-            for plan in self.on_host(host).take(if several { usize::MAX } else { 1 }) {
-                let me = plan.me;
-                for count in 0..plan.depth.max(2) {
-                    add(format!("register {count} of {me}"), plan.register(me, count), plan.bytes);
-                }
-                if several && plan.topology.has_elsewhere() {
-                    add(format!("what {me} sends on"), plan.transit(), plan.staging_row());
-                }
-            }
-        } else if plan.movement != MovementBy::Everyone {
-            let slots = if plan.elects_reducers() { 1 } else { plan.depth };
-            (1..=slots).for_each(|round| add(format!("outcome of {round}"), plan.outcome(round), plan.bytes));
-        }
-        for round in (1..=plan.depth).filter(|_| plan.announces_outcomes()) {
-            let (record, cell) = (plan.record(round), size_of::<u64>());
-            let cut = 1 + plan.recorded(record) - (Cut::cells(plan.ranks) - 1);
-            let at = |cell| (cell - plan.control_cells()) * size_of::<u64>();
-            add(format!("cut of {round}"), at(cut), (Cut::cells(plan.ranks) - 1) * cell);
-            add(format!("round of the record of {round}"), at(record), cell);
-        }
-        if plan.pushes() {
-            for rank in self.every_rank().filter(|&rank| self.host_of(rank) != host) {
-                let places = if plan.by_tags() { 2 } else { BUFFERS };
-                for place in 0..places {
-                    let from = plan.pushed(rank, place, u64::from(place) + 1);
-                    add(format!("pushed data {place} of {rank}"), from, plan.bytes);
-                }
-                for number in (0..BUFFERS).filter(|_| plan.packs_tags()) {
-                    let tag = (plan.tag(rank, number) - plan.control_cells()) * size_of::<u64>();
-                    add(format!("tag {number} of {rank}"), tag, size_of::<u64>());
-                }
-            }
-        }
-        if let Some(program) = &plan.program {
-            for round in 1..=plan.depth {
-                for number in 0..program.partials() {
-                    add(format!("partial {number} of {round}"), plan.partial(round, number), plan.wide_bytes);
-                }
-            }
-        }
-        if plan.agreement == AgreementBy::Relays {
-            for round in 1..=RELAYED_ROUNDS {
-                for area in plan.round_areas() {
-                    let (label, data) = plan.shape(area).unwrap_or_default();
-                    add(format!("{area:?} of {round} and its label"), plan.area(area, round) - label, label + data);
-                }
-            }
-        }
-        if plan.movement == MovementBy::Reducers {
-            // This host is the home whose share is the longest.
-            let (_, len) = plan.share_span(0, homes);
-            for row in 0..RECEIVING_ROWS {
-                for rank in self.every_rank().filter(|&rank| (self.host_of(rank) as usize) < homes) {
-                    let from = plan.received(rank, row, (self.host_of(rank) as usize, homes));
-                    add(format!("share of {rank} in row {row}"), from, len);
-                }
-            }
-        }
-        all
-    }
-}
-
 proptest! {
     #[test]
-    fn control_cells_have_one_meaning(plan in any_plan()) {
-        let mut meanings = BTreeMap::new();
-        for (name, cell) in plan.named_cells() {
-            prop_assert!(cell < plan.cells(), "{} is cell {} of {}", name, cell, plan.cells());
-            if let Some(other) = meanings.insert(cell, name.clone()) {
-                prop_assert!(false, "cell {} is {} and {}", cell, name, other);
-            }
-        }
-    }
-
-    #[test]
-    fn data_lies_apart(plan in any_plan()) {
+    fn everything_lies_apart(plan in any_plan()) {
         let hosts = plan.topology.hosts();
-        for host in 0..hosts {
-            for homes in 1..=hosts as usize {
-                let mut all = plan.named_bytes(host, homes);
-                all.retain(|(_, bytes)| !bytes.is_empty());
-                all.sort_by_key(|(_, bytes)| (bytes.start, bytes.end));
-                for pair in all.windows(2) {
-                    prop_assert!(pair[0].1.end <= pair[1].1.start, "{:?} and {:?}", pair[0], pair[1]);
-                }
-                let last = all.last().map_or(0, |(_, bytes)| bytes.end);
-                prop_assert!(last <= plan.data_bytes(), "{:?} of {}", all.last(), plan.data_bytes());
+        for (host, reducers) in (0..hosts).flat_map(|host| (1..=hosts as usize).map(move |reducers| (host, reducers))) {
+            let map = plan.map(host, reducers);
+            for pair in map.windows(2).filter(|pair| pair[0].region == pair[1].region) {
+                prop_assert!(pair[0].bytes.end <= pair[1].bytes.start, "{:?} and {:?}", pair[0], pair[1]);
+            }
+            for mapped in &map {
+                let end = match mapped.region {
+                    MapRegion::Control => plan.control_cells() * size_of::<u64>(),
+                    MapRegion::Data => plan.data_bytes(),
+                };
+                prop_assert!(mapped.bytes.end <= end, "{:?} of {}", mapped, end);
             }
         }
     }
@@ -250,7 +148,7 @@ fn relayed_data_takes_so_much_memory() {
             let bytes = 4 << 20;
             let sample = Terms::sample(0, (0..ranks).collect(), Fire::SOLO, MovementBy::Program);
             let plan = Plan::new(Terms { bytes, wide_bytes: bytes, schedule, ..sample });
-            let total = plan.relayed_bytes().unwrap();
+            let total = plan.data.areas.as_ref().unwrap().end() - plan.data.contributions.end();
             assert!(total < (RELAYED_ROUNDS as usize * most + 1) * bytes, "{ranks} ranks, {schedule:?}: {total} bytes");
         }
     }

@@ -1,0 +1,268 @@
+//! The control region: 64-bit cells, laid out alike on every host.
+//!
+//! ```text
+//! rank lines     a line for each rank: tags, the newest round released, rounds told, pieces missing
+//! slots          one for each round of the ring:
+//!                  words and tags      words | ticket | claims | done | record
+//!                  a program's gates   the cells of its layout
+//!                  relays              inputs | arrivals
+//!                  cards               as words; only done and the record are used
+//! ```
+//!
+//! Numbers above the last cell are cells of the data region, which follow.
+
+use super::super::cut::Cut;
+use super::rows::{LINE, Rows, slot_of};
+use super::{BUFFERS, Plan, RANKS_PER_WORD, RELAYED_ROUNDS, TOLD_ROUNDS};
+use crate::rule::AgreementBy;
+use crate::trigger::{Buffer, InputCells};
+
+const CELL: usize = size_of::<u64>();
+
+/// The cells of a rank, from the beginning of its line.
+mod rank_line {
+    use super::{BUFFERS, LINE};
+
+    pub(super) const TAGS: usize = 0;
+    pub(super) const RELEASED: usize = BUFFERS as usize;
+    pub(super) const TOLD: usize = RELEASED + 1;
+    pub(super) const UNFILLED: usize = LINE / 2;
+}
+
+/// Numbers that follow from the terms. Each poll of a cell takes some of them, and to count them takes divisions.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    slots: u64,
+    segments: u64,
+    shares: u64,
+}
+
+impl Counts {
+    pub(super) fn of(plan: &Plan) -> Self {
+        let segments = plan.count_segments();
+        // Activations go out before the gate closes, which shows that what lies in areas may be written.
+        let least = if plan.agreement == AgreementBy::Relays { RELAYED_ROUNDS + 1 } else { 1 };
+        Counts {
+            slots: least.max(plan.depth + 1),
+            segments,
+            shares: Plan::count_shares(segments.saturating_mul(plan.most_groups()), plan.ranks),
+        }
+    }
+}
+
+/// Where cells lie.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ControlMap {
+    /// The slots, in cells.
+    slots: Rows,
+    slot: SlotMap,
+    tags: TagCells,
+}
+
+/// Where things lie in a slot, in cells from its beginning, where it starts with words.
+#[derive(Clone, Copy, Debug, Default)]
+struct SlotMap {
+    ticket: usize,
+    claims: usize,
+    /// The count of landed segments. Everything before it must be zero before a round begins.
+    done: usize,
+    /// The round of the record.
+    record: usize,
+    /// Where each rank's arrival is counted, where ranks relay.
+    arrivals: usize,
+}
+
+impl SlotMap {
+    fn of(plan: &Plan) -> Self {
+        let ticket = (plan.words() as usize).next_multiple_of(LINE);
+        let claims = ticket + LINE;
+        let done = claims + plan.shares() as usize * LINE;
+        let record = done + LINE + Cut::cells(plan.ranks).next_multiple_of(LINE) - 1;
+        SlotMap { ticket, claims, done, record, arrivals: plan.inputs().count() }
+    }
+
+    fn cells(&self, plan: &Plan) -> usize {
+        match (&plan.program, plan.agreement) {
+            (Some(program), _) => program.cells(),
+            (None, AgreementBy::Relays) => (self.arrivals + plan.ranks as usize).next_multiple_of(LINE),
+            _ => self.record + 1,
+        }
+    }
+}
+
+/// The tags of all ranks: a row of cells for each rank.
+#[derive(Clone, Copy, Debug, Default)]
+struct TagCells {
+    first: usize,
+    by_rank: usize,
+    by_number: usize,
+}
+
+impl TagCells {
+    /// `control` cells lie in the control region.
+    fn of(plan: &Plan, control: usize) -> Self {
+        let Some(before) = plan.packed_tag() else {
+            return TagCells { first: rank_line::TAGS, by_rank: LINE, by_number: 1 };
+        };
+        // Data that is pushed has a row of its own for each rank.
+        let by_number = plan.data.contributions.stride() / CELL;
+        TagCells { first: control + before / CELL, by_rank: BUFFERS as usize * by_number, by_number }
+    }
+}
+
+impl ControlMap {
+    /// After the map of data, in which some cells lie.
+    pub(super) fn of(plan: &Plan) -> Self {
+        let slot = SlotMap::of(plan);
+        let slots = Rows::new(plan.ranks as usize * LINE, slot.cells(plan), plan.slots());
+        ControlMap { slots, slot, tags: TagCells::of(plan, slots.end()) }
+    }
+}
+
+/// Numbers of what there is.
+impl Plan {
+    /// Control slots: one more than `depth`, because the initiator of round r readies the slot of
+    /// r + 1, and what a slot held before must have been released by all ranks.
+    #[inline]
+    pub(crate) fn slots(&self) -> u64 {
+        self.counts.slots
+    }
+
+    #[inline]
+    pub(crate) fn segments(&self) -> u64 {
+        self.counts.segments
+    }
+
+    /// Work-stealing shares of a round.
+    #[inline]
+    pub(crate) fn shares(&self) -> u64 {
+        self.counts.shares
+    }
+
+    /// The control slot of a round. Rounds count from 1.
+    pub(crate) fn slot(&self, round: u64) -> usize {
+        slot_of(round, self.slots())
+    }
+
+    /// How often the slot of `round` was used when `round` is over, `round` included.
+    pub(crate) fn uses(&self, round: u64) -> u64 {
+        (round - 1) / self.slots() + 1
+    }
+
+    /// Words that hold the cut of a round.
+    pub(crate) fn words(&self) -> u32 {
+        self.ranks.div_ceil(RANKS_PER_WORD)
+    }
+
+    /// The cells in which a rank gets inputs from others.
+    pub(crate) fn inputs(&self) -> InputCells {
+        InputCells::of(self.ranks)
+    }
+
+    /// Rounds for which activations and arrivals of a round may still land after it: their cells are not used again
+    /// before, and each of these rounds is counted apart.
+    pub(crate) fn told_rounds(&self) -> u64 {
+        (self.slots() - 1).min(TOLD_ROUNDS - 1)
+    }
+
+    /// Cells of a control region.
+    pub(crate) fn control_cells(&self) -> usize {
+        self.control.slots.end()
+    }
+}
+
+/// The cells of a rank.
+impl Plan {
+    /// The tag of a contribution. Where rounds are closed by tags there is one for each of the last rounds, so
+    /// that all know where to look; else one for each buffer.
+    #[inline]
+    pub(crate) fn tag(&self, rank: u32, number: u32) -> usize {
+        let TagCells { first, by_rank, by_number } = self.control.tags;
+        first + rank as usize * by_rank + number as usize * by_number
+    }
+
+    /// Where rounds are closed by tags: the tags of a round's contributions.
+    pub(crate) fn tag_of(round: u64) -> u32 {
+        (round % u64::from(BUFFERS)) as u32
+    }
+
+    /// The newest round that a rank has released.
+    pub(crate) fn released(&self, rank: u32) -> usize {
+        rank as usize * LINE + rank_line::RELEASED
+    }
+
+    /// The newest round of a slot of which a reducer has handed its share to this host.
+    pub(crate) fn told(&self, reducer: u32, round: u64) -> usize {
+        reducer as usize * LINE + rank_line::TOLD + self.slot(round)
+    }
+
+    /// How many pieces the contribution in a buffer lacks.
+    pub(crate) fn unfilled(&self, rank: u32, buffer: u32) -> usize {
+        rank as usize * LINE + rank_line::UNFILLED + buffer as usize
+    }
+}
+
+/// The cells of a round's slot.
+impl Plan {
+    #[inline]
+    fn in_slot(&self, round: u64, cell: usize) -> usize {
+        self.control.slots.row(self.slot(round)) + cell
+    }
+
+    pub(crate) fn word(&self, round: u64, index: u32) -> usize {
+        self.in_slot(round, index as usize)
+    }
+
+    pub(crate) fn ticket(&self, round: u64) -> usize {
+        self.in_slot(round, self.control.slot.ticket)
+    }
+
+    pub(crate) fn claim(&self, round: u64, share: u64) -> usize {
+        self.in_slot(round, self.control.slot.claims + share as usize * LINE)
+    }
+
+    /// Cells of a slot that must be zero before its round begins: words, ticket, claims.
+    #[inline]
+    pub(crate) fn home_cells(&self) -> usize {
+        self.control.slot.done
+    }
+
+    pub(crate) fn done(&self, round: u64) -> usize {
+        self.in_slot(round, self.control.slot.done)
+    }
+
+    /// Where a runner runs the program: the round once everything of it has run.
+    pub(crate) fn over(&self, round: u64) -> usize {
+        self.done(round)
+    }
+
+    /// The round of a record: written last, it makes the record valid.
+    pub(crate) fn record(&self, round: u64) -> usize {
+        match self.data.announced {
+            Some(announced) => self.cell_of_data(announced.round(slot_of(round, self.depth))),
+            None => self.in_slot(round, self.control.slot.record),
+        }
+    }
+
+    /// The first cell of the cut in a record, given its round's cell; the others lie below it, each below the one before.
+    pub(crate) fn recorded(&self, record: usize) -> usize {
+        record - self.data.announced.map_or(0, |announced| announced.between() / CELL) - 1
+    }
+
+    /// A cell of the program's slot of a round.
+    pub(crate) fn program_cell(&self, round: u64, cell: usize) -> usize {
+        self.in_slot(round, cell)
+    }
+
+    /// The cell in which a rank is given an input of a round by another one: behind small data that comes with it.
+    pub(crate) fn input_cell(&self, round: u64, input: usize) -> usize {
+        let level = self.inputs().level(input);
+        let behind = level.and_then(|level| self.cell_behind(Buffer::Inbox(level), round));
+        behind.unwrap_or_else(|| self.program_cell(round, input))
+    }
+
+    /// Where a rank is told that another one has arrived for a round, if it counts the arrivals.
+    pub(crate) fn arrived(&self, round: u64, rank: u32) -> usize {
+        self.in_slot(round, self.control.slot.arrivals + rank as usize)
+    }
+}

@@ -1,0 +1,190 @@
+//! What lies where, for people and for the test that nothing overlaps.
+
+use std::ops::Range;
+
+use super::{BUFFERS, Plan, RECEIVING_ROWS, RELAYED_ROUNDS};
+use crate::collective::core::cut::Cut;
+use crate::rule::{AgreementBy, MovementBy};
+
+const CELL: usize = size_of::<u64>();
+
+/// What the cut in a record is called.
+const CUT: &str = "cut of the record";
+
+/// One of the two regions of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MapRegion {
+    Control,
+    Data,
+}
+
+/// Something that lies in a region.
+#[derive(Clone, Debug)]
+pub(crate) struct Mapped {
+    pub(crate) region: MapRegion,
+    pub(crate) name: String,
+    /// In bytes, from the beginning of the region.
+    pub(crate) bytes: Range<usize>,
+}
+
+impl Plan {
+    /// The cell of a region that has a number.
+    fn region_of(&self, cell: usize) -> (MapRegion, usize) {
+        match cell.checked_sub(self.control_cells()) {
+            None => (MapRegion::Control, cell * CELL),
+            Some(cell) => (MapRegion::Data, cell * CELL),
+        }
+    }
+
+    /// Everything that has a name in the regions of a host, by offset. `reducers` reducers share a round.
+    pub(crate) fn map(&self, host: u32, reducers: usize) -> Vec<Mapped> {
+        let of_a_cut = |name: &str| name.starts_with(CUT);
+        let cells = self.named_cells().into_iter().filter(|(name, _)| !of_a_cut(name)).map(|(name, cell)| {
+            let (region, at) = self.region_of(cell);
+            Mapped { region, name, bytes: at..at + CELL }
+        });
+        let cuts = self.records().map(|(slot, record)| {
+            let (region, last) = self.region_of(self.recorded(record));
+            let cells = Cut::cells(self.ranks) - 1;
+            Mapped { region, name: format!("{CUT} in slot {slot}"), bytes: last + CELL - cells * CELL..last + CELL }
+        });
+        let data = self.named_bytes(host, reducers).into_iter();
+        let data = data.map(|(name, bytes)| Mapped { region: MapRegion::Data, name, bytes });
+        let mut all: Vec<Mapped> = cells.chain(cuts).chain(data).filter(|mapped| !mapped.bytes.is_empty()).collect();
+        all.sort_by_key(|mapped| (mapped.region == MapRegion::Data, mapped.bytes.start, mapped.bytes.end));
+        all
+    }
+
+    /// Every cell that has a meaning, with its name.
+    pub(crate) fn named_cells(&self) -> Vec<(String, usize)> {
+        let mut cells = Vec::new();
+        for rank in 0..self.ranks {
+            cells.extend((0..BUFFERS).map(|number| (format!("tag {number} of rank {rank}"), self.tag(rank, number))));
+            cells.push((format!("released by rank {rank}"), self.released(rank)));
+            if self.movement == MovementBy::Segments {
+                cells.extend((0..BUFFERS).map(|it| (format!("unfilled {it} of rank {rank}"), self.unfilled(rank, it))));
+            }
+        }
+        for slot in 1..=self.slots() {
+            let mut add = |name: String, cell| cells.push((format!("{name} in slot {slot}"), cell));
+            if self.elects_reducers() {
+                (0..self.ranks).for_each(|rank| add(format!("reported by reducer {rank}"), self.told(rank, slot)));
+            }
+            if let Some(program) = &self.program {
+                for cell in 0..program.cells() {
+                    let gate = (0..self.ranks).find(|&rank| program.gate(rank) == cell);
+                    let other = || format!("cell {cell} of the program");
+                    add(gate.map_or_else(other, |rank| format!("gate of rank {rank}")), self.program_cell(slot, cell));
+                }
+                continue;
+            }
+            if self.agreement == AgreementBy::Relays {
+                for index in 0..self.inputs().count() {
+                    let cell = self.input_cell(slot, index);
+                    // Those behind data take turns as the data does.
+                    if slot <= RELAYED_ROUNDS || cell == self.program_cell(slot, index) {
+                        add(format!("input {index}"), cell);
+                    }
+                }
+                (0..self.ranks).for_each(|rank| add(format!("arrival of rank {rank}"), self.arrived(slot, rank)));
+                continue;
+            }
+            (0..self.words()).for_each(|index| add(format!("word {index}"), self.word(slot, index)));
+            add("ticket".to_owned(), self.ticket(slot));
+            (0..self.shares()).for_each(|share| add(format!("claim {share}"), self.claim(slot, share)));
+            add("landed segments".to_owned(), self.done(slot));
+        }
+        for (slot, record) in self.records() {
+            cells.push((format!("round of the record in slot {slot}"), record));
+            let parts = 0..Cut::cells(self.ranks) - 1;
+            cells.extend(parts.map(|part| (format!("{CUT} [{part}] in slot {slot}"), self.recorded(record) - part)));
+        }
+        cells
+    }
+
+    /// The slots with records, and the cell of each record's round. Those beside an outcome take turns as outcomes do.
+    fn records(&self) -> impl Iterator<Item = (u64, usize)> {
+        let have_some = self.program.is_none() && self.agreement != AgreementBy::Relays;
+        let slots = if self.announces_outcomes() { self.depth } else { self.slots() };
+        (1..=slots).filter(move |_| have_some).map(|slot| (slot, self.record(slot)))
+    }
+
+    fn every_rank(&self) -> Range<u32> {
+        0..self.ranks
+    }
+
+    fn on_host(&self, host: u32) -> impl Iterator<Item = Plan> {
+        self.every_rank().filter(move |&rank| self.host_of(rank) == host).map(|rank| self.seen_by(rank))
+    }
+
+    /// What lies in the data region of a host at once, where a round has `homes` homes.
+    fn named_bytes(&self, host: u32, homes: usize) -> Vec<(String, Range<usize>)> {
+        let mut all = Vec::new();
+        let mut add = |name: String, from: usize, len: usize| all.push((name, from..from + len));
+        for plan in self.on_host(host) {
+            let me = plan.me;
+            for buffer in 0..BUFFERS {
+                add(format!("buffer {buffer} of rank {me}"), plan.contribution(me, buffer), plan.bytes);
+            }
+            if plan.movement == MovementBy::Everyone {
+                add(format!("outcome of rank {me}"), plan.outcome(1), plan.bytes);
+            }
+            if plan.elects_reducers() {
+                add(format!("fallback outcome of rank {me}"), plan.fallback_outcome(), plan.bytes);
+            }
+        }
+        let Some(plan) = self.on_host(host).next() else { return all };
+        if plan.has_memory() {
+            let several = plan.butterfly().is_some();
+            for plan in self.on_host(host).take(if several { usize::MAX } else { 1 }) {
+                let me = plan.me;
+                for count in 0..plan.depth.max(2) {
+                    add(format!("register of rank {me}, value {count}"), plan.register(me, count), plan.bytes);
+                }
+                if several && plan.topology.has_elsewhere() {
+                    add(format!("segment in transit from rank {me}"), plan.transit(), plan.staging_row());
+                }
+            }
+        } else if plan.movement != MovementBy::Everyone {
+            let slots = if plan.elects_reducers() { 1 } else { plan.depth };
+            (1..=slots).for_each(|round| add(format!("outcome in slot {round}"), plan.outcome(round), plan.bytes));
+        }
+        if plan.pushes() {
+            for rank in self.every_rank().filter(|&rank| self.host_of(rank) != host) {
+                let places = if plan.by_tags() { 2 } else { BUFFERS };
+                for place in 0..places {
+                    let from = plan.pushed(rank, place, u64::from(place) + 1);
+                    add(format!("data {place} that rank {rank} pushes"), from, plan.bytes);
+                }
+            }
+        }
+        if let Some(program) = &plan.program {
+            for round in 1..=plan.depth {
+                for number in 0..program.partials() {
+                    add(format!("partial sum {number} in slot {round}"), plan.partial(round, number), plan.wide_bytes);
+                }
+            }
+        }
+        if plan.agreement == AgreementBy::Relays {
+            for round in 1..=RELAYED_ROUNDS {
+                for area in plan.round_areas() {
+                    let (label, data) = plan.shape(area).unwrap_or_default();
+                    let cell = if plan.cell_behind(area, round).is_some() { CELL } else { 0 };
+                    let from = plan.area(area, round) - label;
+                    add(format!("{area} in slot {round}, with its label"), from, label + data - cell);
+                }
+            }
+        }
+        if plan.movement == MovementBy::Reducers {
+            // This host is the home whose share is the longest.
+            let (_, len) = plan.share_span(0, homes);
+            for row in 0..RECEIVING_ROWS {
+                for rank in self.every_rank().filter(|&rank| (self.host_of(rank) as usize) < homes) {
+                    let from = plan.received(rank, row, (self.host_of(rank) as usize, homes));
+                    add(format!("share that rank {rank} sends, row {row}"), from, len);
+                }
+            }
+        }
+        all
+    }
+}
