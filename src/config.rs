@@ -1,4 +1,4 @@
-//! All settings from outside.
+//! All settings that come from outside the program.
 
 mod variables;
 
@@ -21,10 +21,10 @@ use crate::units::parse_size;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FabricChoice {
-    /// Shared memory; where ranks are on several machines, verbs if all have a device, else libfabric.
+    /// Shared memory if all ranks are on one machine; else verbs if all ranks have a device, else libfabric.
     #[default]
     Auto,
-    /// Shared memory: ranks on one machine.
+    /// Shared memory, for ranks on one machine.
     Shm,
     /// libfabric.
     Ofi,
@@ -37,9 +37,9 @@ crate::named::named!(FabricChoice, "fabric", "auto, shm, ofi, verbs", "auto" => 
 /// How long a rank of a world over a network waits for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// A rank on another machine that is silent for this long counts as dead.
+    /// How long a rank on another machine may be silent before it counts as dead.
     pub silence: Duration,
-    /// The longest time that a leaving rank serves ranks that are behind.
+    /// The longest time that a leaving rank still serves ranks that are behind.
     pub linger: Duration,
 }
 
@@ -56,29 +56,30 @@ pub struct OfiSettings {
     pub provider: Option<String>,
     /// The device; `None` for the provider's best.
     pub device: Option<String>,
-    /// All ranks are on this machine and meet at a place that no other machine reaches. The rank takes an address of the same
-    /// kind then. A world finds out by itself.
+    /// Whether all ranks are on this machine and meet at a place that no other machine reaches. If so, the rank takes
+    /// an address of the same kind. A world sets this by itself.
     pub on_one_machine: bool,
     /// How long the rank waits for others.
     pub patience: Patience,
-    /// Whether writes carry immediate data, where the provider can. Without it, the signal of a put
-    /// follows when its data has landed, which costs another round trip. `None`: yes, unless the
-    /// provider is known to get stuck.
+    /// Whether writes carry immediate data, where the provider can do that. Without it, the signal of a put follows
+    /// only when its data has landed, which costs another round trip. `None`: yes, unless the provider is known to get
+    /// stuck.
     pub cq_data: Option<bool>,
-    /// Whether devices change memory for signals and atomics by themselves; otherwise the home's
-    /// processor does, asked by messages. `None`: where devices can, as an atomic at start-up shows.
+    /// Whether devices change memory for signals and atomics by themselves; otherwise the home's processor does, on
+    /// request by messages. `None`: yes where devices can, which an atomic at start-up shows.
     pub device_atomics: Option<bool>,
 }
 
-/// The RDMA device of a world, and its settings. Where one is `None`, the section `[verbs]` of the hw-config may have it.
+/// The RDMA device of a world, and its settings. For a setting that is `None`, the section `[verbs]` of the hw-config
+/// may give a value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VerbsSettings {
     /// The device, such as `mlx5_0`; `None` for the closest one with an active port.
     pub device: Option<String>,
     /// The port, from 1; `None` for the first active one.
     pub port: Option<u8>,
-    /// A second device and its port, over which every other part of large transfers goes: a second rail. All ranks have
-    /// one or none does, and each reaches the others' second ones by it.
+    /// A second device and its port (a second rail), over which every other part of large transfers goes. Either all
+    /// ranks have one or none has, and each reaches the second devices of the others by it.
     pub second: Option<(String, Option<u8>)>,
     /// The index of the GID; `None` for the best one of the port.
     pub gid: Option<u8>,
@@ -87,37 +88,40 @@ pub struct VerbsSettings {
     pub traffic_class: Option<u8>,
     /// The service level of this rank's InfiniBand packets, below 16; `None` for 0.
     pub service_level: Option<u8>,
-    /// How long this rank's device tries to reach one that answers nothing, to a factor of 1.5; `None` for about four
-    /// seconds.
+    /// How long this rank's device tries to reach a device that does not answer, accurate to a factor of 1.5; `None`
+    /// for about four seconds.
     pub link_timeout: Option<Duration>,
-    /// How often the device repeats a request within the link timeout, 6 at most; `None` for that.
+    /// How often the device repeats a request within the link timeout, at most 6; `None` for 6.
     pub retries: Option<u8>,
-    /// How long a peer's device waits before it asks again for a receive of this rank, 10 us to 655 ms; `None` for 80 us.
+    /// How long a peer's device waits before it asks again for a receive of this rank, from 10 us to 655 ms; `None` for
+    /// 80 us.
     pub receiver_wait: Option<Duration>,
-    /// Bytes of the longest packet: 256, 512, 1024, 2048 or 4096; `None` for what the port has. Never more than that, and
-    /// than the peer's.
+    /// The maximum packet size in bytes: 256, 512, 1024, 2048 or 4096; `None` for that of the port. The size of the
+    /// port and that of the peer limit it.
     pub mtu: Option<u32>,
-    /// Requests that wait in the send queue to each peer, at most; 16 to 4096. `None` for 128.
+    /// The maximum number of requests in the send queue to each peer, 16 to 4096; `None` for 128.
     pub send_depth: Option<u32>,
-    /// Receives for each peer, 2 to 1024; `None` for 16. No rank has fewer than 128, nor more than 4096.
+    /// The number of receives for each peer, 2 to 1024; `None` for 16. A rank has at least 128 and at most 4096 in
+    /// total.
     pub receive_depth: Option<u32>,
-    /// Whether the device carries out signals and atomics by itself, so that no processor of the
-    /// target takes part; otherwise the target's processor does, as messages ask it. The same on all
-    /// ranks. `None`: yes, where the device has atomics.
+    /// Whether the device carries out signals and atomics by itself, without a processor of the target; otherwise the
+    /// target's processor does, on request by messages. It must be the same on all ranks. `None`: yes, where the device
+    /// has atomics.
     pub device_atomics: Option<bool>,
-    /// Whether the device makes the bytes of a write to one cache line visible together, or in ascending order. If all
-    /// ranks' devices do, small data and the cell that announces it are one write. `None`: cards do, Soft-RoCE does not.
+    /// Whether the device makes the bytes of a write to one cache line visible together, or in ascending order. If the
+    /// devices of all ranks do, small data and the cell that announces it are one write. `None`: yes for cards, no for
+    /// Soft-RoCE.
     pub ordered_writes: Option<bool>,
-    /// Whether this rank finds what devices change in its memory by looking there at short intervals while it waits: peers
-    /// then send no immediate data to wake it, which takes a receive and a completion here. A wait keeps most of a core,
-    /// also that of the helper thread while the rank computes. No effect where messages change cells.
+    /// Whether a waiting rank polls its memory at short intervals for what devices change there. Peers then send no
+    /// immediate data to wake it, which would take a receive and a completion here. A wait uses most of a core, and so
+    /// does the helper thread while the rank computes. Has no effect where messages change cells.
     pub memory_polling: bool,
     /// How long the rank waits for others.
     pub patience: Patience,
 }
 
 impl VerbsSettings {
-    /// These settings, and those of a hw-config where they have none.
+    /// Returns these settings, with those of a hw-config where these have none.
     pub(crate) fn or(&self, measured: &Self) -> Self {
         VerbsSettings {
             traffic_class: self.traffic_class.or(measured.traffic_class),
@@ -161,10 +165,10 @@ impl VerbsSettings {
     }
 }
 
-/// Set by the launcher or the user.
+/// The secret of a job; the launcher or the user sets it.
 const SECRET: &str = "EARLYBIRD_SECRET";
 
-/// What programs say, and how much of it.
+/// The level of the messages that programs print.
 const LOG: &str = "EARLYBIRD_LOG";
 
 fn level(value: &str) -> Result<LevelFilter> {
@@ -174,10 +178,10 @@ fn level(value: &str) -> Result<LevelFilter> {
     level.ok_or_else(|| Error::Config(format!("{LOG}={value}: {}", unknown("level", value, &names))))
 }
 
-/// The level that the environment chooses, if it does.
+/// Returns the level that the environment selects; `None` if it selects none.
 ///
 /// # Errors
-/// [`Error::Config`] for one that is none.
+/// [`Error::Config`] for a value that is not a level.
 #[cfg(feature = "log")]
 pub(crate) fn log_level() -> Result<Option<LevelFilter>> {
     let value = std::env::var_os(LOG).filter(|value| !value.is_empty());
@@ -187,8 +191,8 @@ pub(crate) fn log_level() -> Result<Option<LevelFilter>> {
 /// Variables that name files to load, read or write.
 const FILES: [&str; 4] = ["EARLYBIRD_HW_CONFIG", "EARLYBIRD_LIBFABRIC", "EARLYBIRD_RECORD", "EARLYBIRD_REPLAY"];
 
-/// Whether a variable counts in this process. One that names a file does not where the process has more rights than the user
-/// who started it: that user's file would be loaded, read or written with these rights.
+/// Returns whether a variable counts in this process. A variable that names a file does not count if the process has
+/// more rights than the user who started it. Otherwise it would load, read or write that user's file with these rights.
 pub(crate) fn counts(name: &str) -> bool {
     let is_ignored = FILES.contains(&name) && rights::are_raised();
     if is_ignored {
@@ -200,10 +204,10 @@ pub(crate) fn counts(name: &str) -> bool {
     !is_ignored
 }
 
-/// The values of a switch, for people.
+/// The values of a switch, for error messages.
 const SWITCH: &str = "use auto, on or off";
 
-/// The position of a switch; `Some(None)` is automatic.
+/// Returns the position of a switch: `Some(None)` for automatic, `None` for an unknown word.
 fn switch(value: &str) -> Option<Option<bool>> {
     match value {
         "auto" => Some(None),
@@ -213,17 +217,17 @@ fn switch(value: &str) -> Option<Option<bool>> {
     }
 }
 
-/// The device and the port in `mlx5_0:1`; names of devices may have a colon themselves.
+/// Splits `mlx5_0:1` into the device and the port. Names of devices may contain a colon themselves.
 fn device_and_port(value: &str) -> (String, Option<u8>) {
     let split = value.rsplit_once(':').and_then(|(device, port)| Some((device, port.parse().ok()?)));
     let (device, port) = split.map_or((value, None), |(device, port)| (device, Some(port)));
     (device.to_owned(), port)
 }
 
-/// A shorter secret can be found by trying, or comes from a command that failed.
+/// The minimum length of a secret in bytes. A shorter secret can be guessed, or comes from a command that failed.
 const LEAST_SECRET: usize = 16;
 
-/// The error does not print even a short secret.
+/// Checks the length of a secret. The error does not print even a short secret.
 fn long_enough(secret: String) -> Result<String> {
     match secret.len() {
         LEAST_SECRET.. => Ok(secret),
@@ -255,17 +259,18 @@ pub struct Config {
     pub deadline: Duration,
     /// The file of measured parameters; `None` for the built-in ones.
     pub hw_config: Option<PathBuf>,
-    /// Where the rounds of partial collectives are recorded, if they are. Each rank writes a file for each collective; its
-    /// number and that of the rank are appended to this name. The same on all ranks, but for the name.
+    /// The file name of a recording of the rounds of partial collectives; `None` to record nothing. Each rank writes a
+    /// file for each collective, with the numbers of the collective and of the rank appended to this name. Either all
+    /// ranks set it or none does; the names may differ.
     pub record: Option<PathBuf>,
-    /// The recording of an earlier run that this run replays, by the name that `record` had.
+    /// The recording of an earlier run that this run replays: the name that `record` had. `None` to replay nothing.
     pub replay: Option<PathBuf>,
 }
 
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Config { fabric, ofi, verbs, secret, deadline, hw_config, record, replay } = self;
-        // A secret is never printed.
+        // The secret is never printed.
         let secret = secret.as_ref().map(|_| "set");
         f.debug_struct("Config")
             .field("fabric", fabric)
@@ -296,12 +301,12 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The defaults, changed by the `EARLYBIRD_*` variables. An empty one counts as unset, but for the secret: a command that
-    /// was to make one may have failed.
+    /// Returns the defaults, changed by the `EARLYBIRD_*` variables. An empty variable counts as unset, except for the
+    /// secret: an empty secret may mean that the command that makes it failed.
     ///
     /// # Errors
-    /// [`Error::Config`] that names the variable: its value is invalid, or it begins with
-    /// `EARLYBIRD_` and is unknown.
+    /// [`Error::Config`], which names the variable: its value is invalid, or its name begins with `EARLYBIRD_` and is
+    /// unknown.
     pub fn from_env() -> Result<Self> {
         let own = |(name, value): (OsString, OsString)| {
             let name = name.into_string().ok().filter(|name| name.starts_with("EARLYBIRD_") && counts(name))?;
@@ -339,7 +344,7 @@ impl Config {
                     };
                     let (device, port) = device_and_port(first);
                     (config.verbs.device, config.verbs.port) = (Some(device), port);
-                    // libfabric has one.
+                    // libfabric uses one device.
                     let alone = if second.is_some() { config.verbs.device.clone() } else { None };
                     config.ofi.device = alone.or(Some(first.to_owned()));
                     config.verbs.second = second.map(device_and_port);
@@ -394,8 +399,7 @@ impl Config {
         Ok(config)
     }
 
-    /// The secret of this job. Without one in the config it comes from the launcher, as the rank's
-    /// identity does.
+    /// Returns the secret of this job. If the config has none, it comes from the launcher, like the rank's identity.
     pub(crate) fn job_secret(&self) -> Result<Option<String>> {
         match &self.secret {
             Some(secret) => long_enough(secret.clone()).map(Some),

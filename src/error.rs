@@ -11,16 +11,16 @@ pub use host_names::HostNames;
 use crate::rule::RuleError;
 use crate::units::Bytes;
 
-/// The result of everything that can fail.
+/// The result of an operation that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error. Its text names the rank that reports, the peer that caused it (if any), the operation,
-/// the cause and the remedy.
+/// An error. Its text names the rank that reports it, the peer that caused it (if any), the operation, the cause and
+/// the remedy.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The deadline passed. After `wait` and `finish` nothing is lost: repeat the call to go on
-    /// waiting. A call that all ranks make together cannot be repeated (`together`).
+    /// The deadline passed. After `wait` and `finish` nothing is lost: repeat the call to continue waiting. A call that
+    /// all ranks make together cannot be repeated (`together`).
     #[error(
         "{at}: {operation}: timeout after {waited:?}, waiting for {missing}{strangers}. {way_out}",
         at = hosts.rank(*rank),
@@ -37,11 +37,11 @@ pub enum Error {
         waited: Duration,
         /// The ranks that had not come.
         missing: Ranks,
-        /// Whether all ranks make this call together (`barrier`, `broadcast`, `build`). Then they
-        /// are out of step: later calls of this kind fail, and a new world is needed.
+        /// Whether all ranks make this call together (`barrier`, `broadcast`, `build`). If so, the ranks are out of
+        /// step: later calls of this kind fail, and a new world is needed.
         together: bool,
-        /// What came to this rank from processes that are not of this world, as text that continues a sentence; empty if nothing
-        /// came.
+        /// What processes outside this world sent to this rank, as text that continues a sentence; empty if they sent
+        /// nothing.
         strangers: String,
         /// The hosts of the ranks.
         hosts: HostNames,
@@ -81,7 +81,7 @@ pub enum Error {
         /// The hosts of the ranks.
         hosts: HostNames,
     },
-    /// Some rank called `abort`. Every later call fails the same way.
+    /// A rank called `abort`. Every later call fails the same way.
     #[error("{at}: {operation}: {by} aborted the job: {reason}", at = hosts.rank(*rank), by = hosts.rank(*by))]
     Aborted {
         /// The rank that reports.
@@ -125,7 +125,8 @@ pub enum Error {
         /// The cause, and what to do.
         cause: String,
     },
-    /// A provider, or what a rank sent over it, failed after the world had been joined. The collective cannot go on.
+    /// A provider failed, or a rank sent invalid data over it, after the world had been joined. The collective cannot
+    /// continue.
     #[error(
         "{at}: {operation}: the transport{to} failed: {cause}; start the job again, over another provider if \
          that does not help (`earlybird info` lists them)",
@@ -133,23 +134,23 @@ pub enum Error {
         to = peer.map_or(String::new(), |peer| format!(" to {}", hosts.rank(peer)))
     )]
     Transport {
-        /// Who reports.
+        /// The rank that reports.
         rank: u32,
-        /// The other end, where the failure concerns one.
+        /// The other end, if the failure concerns one peer.
         peer: Option<u32>,
-        /// Which call met it.
+        /// The operation that failed.
         operation: &'static str,
-        /// What happened.
+        /// The cause.
         cause: String,
         /// The hosts of the ranks.
         hosts: HostNames,
     },
-    /// Less memory than is needed.
+    /// The operation needs more memory than is available.
     #[error("rank {rank}: {operation}: needs {need} of memory, {available} are available ({limit}); use fewer ranks, a shorter vector or a smaller depth, or raise the limit", need = Bytes(*need), available = Bytes(*available))]
     Memory {
         /// The rank that reports.
         rank: u32,
-        /// The operation that needed it.
+        /// The operation that needed the memory.
         operation: &'static str,
         /// Bytes needed.
         need: u64,
@@ -158,7 +159,7 @@ pub enum Error {
         /// What sets the limit.
         limit: String,
     },
-    /// The kernel lets this process lock less memory than a device is to use.
+    /// The kernel lets this process lock less memory than a device needs.
     #[error(
         "rank {rank}: {operation}: needs {need} of locked memory, and {locked} of the limit of {limit} are in use; \
          raise the limit where the ranks start: `ulimit -l unlimited`, memlock in /etc/security/limits.conf, \
@@ -170,7 +171,7 @@ pub enum Error {
     LockedMemory {
         /// The rank that reports.
         rank: u32,
-        /// The operation that needed it.
+        /// The operation that needed the memory.
         operation: &'static str,
         /// Bytes needed.
         need: u64,
@@ -195,7 +196,7 @@ pub enum Error {
         /// What is wrong with it, and what to do.
         problem: &'static str,
     },
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("rank {rank}: {operation}: {cause}")]
     Os {
         /// The rank that reports.
@@ -206,8 +207,8 @@ pub enum Error {
         #[source]
         cause: Arc<std::io::Error>,
     },
-    /// The program ended the wait ([`interrupt_when`](crate::interrupt_when)). A call that all ranks make together cannot be
-    /// repeated.
+    /// The program ended the wait ([`interrupt_when`](crate::interrupt_when)). A call that all ranks make together
+    /// cannot be repeated.
     #[error("rank {rank}: {operation}: the wait was interrupted")]
     Interrupted {
         /// The rank that reports.
@@ -224,7 +225,7 @@ fn after_timeout(together: bool) -> &'static str {
     }
 }
 
-/// Rounds to the millisecond, below one to the microsecond.
+/// Rounds to milliseconds, and times below one millisecond to microseconds.
 fn readable(time: Duration) -> Duration {
     let unit = if time < Duration::from_millis(1) { 1_000 } else { 1_000_000 };
     match u64::try_from(time.as_nanos()) {
@@ -233,7 +234,7 @@ fn readable(time: Duration) -> Duration {
     }
 }
 
-/// What failed, as a number for other languages: numbers stay what they are, and new ones may come.
+/// The kind of an error, as a number for other languages. The numbers never change; new ones may be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(i32)]
@@ -267,7 +268,7 @@ pub enum ErrorKind {
 }
 
 impl Error {
-    /// What failed.
+    /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -287,7 +288,7 @@ impl Error {
         }
     }
 
-    /// The rank that reports, if it had one.
+    /// Returns the rank that reports; `None` for an invalid rule or setting, which no rank reports.
     #[must_use]
     pub fn rank(&self) -> Option<u32> {
         match *self {
@@ -307,7 +308,7 @@ impl Error {
         }
     }
 
-    /// The other rank that the failure concerns, if it concerns one: the first of those that are missing.
+    /// Returns the other rank that the failure concerns, if there is one; for a timeout the first missing rank.
     #[must_use]
     pub fn peer(&self) -> Option<u32> {
         match self {
@@ -319,7 +320,7 @@ impl Error {
         }
     }
 
-    /// The hosts are named where the error leaves the library ([`Error::on`]).
+    /// Creates a timeout. The names of the hosts are added where the error leaves the library ([`Error::on`]).
     pub(crate) fn timeout(
         rank: u32,
         operation: &'static str,
@@ -338,7 +339,7 @@ impl Error {
         }
     }
 
-    /// The same with what strangers sent, if it is a timeout.
+    /// Adds what strangers sent, if the error is a timeout.
     pub(crate) fn beside_strangers(mut self, told: impl FnOnce() -> String) -> Self {
         if let Error::Timeout { strangers, .. } = &mut self {
             *strangers = told();
@@ -346,7 +347,7 @@ impl Error {
         self
     }
 
-    /// What this rank has, and what a peer has instead.
+    /// Creates a mismatch of this rank's value and a peer's.
     pub(crate) fn mismatch(
         rank: u32,
         operation: &'static str,
@@ -380,7 +381,7 @@ impl Error {
         Error::Transport { rank, peer, operation, cause, hosts }
     }
 
-    /// The same with the hosts of its ranks, for the text.
+    /// Adds the hosts of the ranks, for the text.
     pub(crate) fn on(mut self, names: &HostNames) -> Self {
         use Error::{Aborted, Mismatch, PeerDied, PeerLeft, Timeout, Transport};
         if let Timeout { hosts, .. }
@@ -395,7 +396,7 @@ impl Error {
         self
     }
 
-    /// The same failure of the world, named after the call that met it and not after a step of that call.
+    /// Names the failing call instead of a step of that call, if the world failed.
     pub(crate) fn in_call(mut self, call: &'static str) -> Self {
         use Error::{Aborted, PeerDied, Transport};
         if let PeerDied { operation, .. } | Aborted { operation, .. } | Transport { operation, .. } = &mut self {
@@ -405,13 +406,14 @@ impl Error {
     }
 }
 
-/// What another process has said, for people to read. A terminal would obey control characters.
+/// Turns what another process said into text for people. Control characters become spaces, because a terminal would
+/// obey them.
 pub(crate) fn text_of(bytes: &[u8]) -> String {
     let harmless = |char: char| if char.is_control() { ' ' } else { char };
     String::from_utf8_lossy(bytes).chars().map(harmless).collect()
 }
 
-/// A list of ranks; a long one is printed in part.
+/// A list of ranks. A long list is printed only in part.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Ranks(pub Vec<u32>);
 

@@ -1,4 +1,4 @@
-//! Ends waits when the program has something else to do: a signal came, for which its language has a handler.
+//! Ends waits when the program has something else to do: a signal came that its language handles.
 #![forbid(unsafe_code)]
 
 use std::sync::OnceLock;
@@ -8,22 +8,26 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::error::{Error, Result};
 
-/// A wait for another thread looks this often whether it is to end.
+/// How often a wait for another thread asks whether to end.
 const SLICE: Duration = Duration::from_millis(20);
 
 static ASKED: OnceLock<fn() -> bool> = OnceLock::new();
 
-/// Lets every call that waits ask this function whether to end, about 50 times a second, on the thread that waits. If the
-/// function gives true, the call fails with [`Error::Interrupted`]. A call that waits for a short time may ask nothing.
+/// Makes every waiting call ask this function whether to end, about 50 times a second, on the thread that waits. If the
+/// function returns true, the call fails with [`Error::Interrupted`]. A call that waits for a short time may not ask at
+/// all.
 ///
-/// It is for a language whose signal handlers run between the steps of a program, and not while it waits here: Python's
-/// extension sets it. One function is set in the life of a process. Returns whether this is the one.
+/// It is for a language whose signal handlers run between the steps of a program, and therefore not while the program
+/// waits here. Python's extension sets it. A process can set only one function, once. Returns whether this call has set
+/// it.
 pub fn interrupt_when(asked: fn() -> bool) -> bool {
     ASKED.set(asked).is_ok()
 }
 
+/// Asks the program whether to end the wait.
+///
 /// # Errors
-/// This wait of a caller is to end.
+/// [`Error::Interrupted`] if this wait must end.
 pub(crate) fn check(rank: u32, operation: &'static str) -> Result<()> {
     match ASKED.get().is_some_and(|asked| asked()) {
         true => Err(Error::Interrupted { rank, operation }),
@@ -31,17 +35,18 @@ pub(crate) fn check(rank: u32, operation: &'static str) -> Result<()> {
     }
 }
 
-/// The error of a wait for another process that should end, which the system's error of the kind
-/// [`std::io::ErrorKind::Interrupted`] stands for; `None` of others.
+/// Returns the error of an interrupted wait for another process, if `cause` has the kind
+/// [`std::io::ErrorKind::Interrupted`]; `None` for other kinds.
 pub(crate) fn of(rank: u32, operation: &'static str, cause: &std::io::Error) -> Option<Error> {
     (cause.kind() == std::io::ErrorKind::Interrupted).then_some(Error::Interrupted { rank, operation })
 }
 
-/// A lock that another thread may hold while it waits for other ranks.
+/// Locks a mutex that another thread may hold while it waits for other ranks.
 ///
 /// # Errors
-/// That thread has not let go by `until`, or a moment later: threads that wait for messages hold the lock by turns. This wait is
-/// to end. A signal handler that makes a call in the middle of one of the same thread gets the first.
+/// [`Error::Usage`] if the other thread has not released the lock by `until`, or a moment later; threads that wait for
+/// messages hold it by turns. A signal handler gets this error if it makes a call while its own thread is in one.
+/// [`Error::Interrupted`] if this wait must end.
 pub(crate) fn lock<'m, T>(
     mutex: &'m Mutex<T>,
     rank: u32,
@@ -73,7 +78,7 @@ pub(crate) mod asking {
         static WHEN: RefCell<Option<Box<dyn Fn() -> bool>>> = const { RefCell::new(None) };
     }
 
-    /// Makes a call that is to end when `asked` gives true, and does so for that reason.
+    /// Makes a call that `asked` interrupts by returning true, and checks that it ends for that reason.
     pub(crate) fn interrupted<R: std::fmt::Debug>(
         asked: impl Fn() -> bool + 'static,
         call: impl FnOnce() -> Result<R>,

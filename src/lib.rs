@@ -1,9 +1,8 @@
 //! Partial collectives over one-sided transports.
 //!
-//! An ordinary allreduce ends when the slowest process arrives. Here the first process to arrive
-//! (or the q-th) triggers the collective; those that are late are *carried*: their contribution
-//! enters the next round, exactly once, and every receiver is told whose data it got. There is no
-//! server.
+//! An ordinary allreduce ends when the slowest process arrives. Here the first process to arrive (or the q-th) triggers
+//! the collective. Late processes are *carried*: their contribution enters the next round, exactly once. The outcome
+//! tells every receiver whose data it got. There is no server.
 //!
 //! ```
 //! use std::time::Duration;
@@ -29,9 +28,9 @@
 //! The book in `docs/` has the concepts, the semantics and the decisions.
 //!
 //! # What is promised
-//! The names on this page. The modules below them are private, with no feature that opens them. Only in the repository of
-//! this project are they public, to its own tests and measurements (`build.rs`): nothing of them is stable, and what can
-//! break memory there asks for a `fabric::RawAccess`, which only `unsafe` code gets.
+//! The project promises the names on this page. The modules below them are private, and no feature opens them. They are
+//! public only in this project's repository, for its own tests and measurements (`build.rs`). Nothing in them is
+//! stable. Whatever can break memory there requires a `fabric::RawAccess`, which only `unsafe` code can create.
 #![cfg_attr(
     not(earlybird_internals),
     allow(
@@ -42,7 +41,7 @@
     )
 )]
 
-/// What the library is made of. Its files lie beside this one.
+/// The modules of the library. Their files lie beside this one.
 #[path = ""]
 mod internals {
     pub mod bootstrap;

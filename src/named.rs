@@ -1,6 +1,6 @@
 //! Enumerations that are read and printed as words.
 
-/// A word that is not one of those known.
+/// A word that is not among the known ones.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {what} {text:?}; use one of {known}")]
 pub struct UnknownName {
@@ -13,7 +13,7 @@ pub struct UnknownName {
 macro_rules! named {
     ($type:ident, $what:literal, $known:literal, $($name:literal => $variant:ident),*) => {
         impl $type {
-            /// Its word.
+            /// Returns its word.
             #[allow(dead_code, reason = "some are only printed")]
             pub(crate) fn word(self) -> &'static str {
                 match self { $($type::$variant => $name),* }
@@ -41,7 +41,7 @@ macro_rules! named {
 
 pub(crate) use named;
 
-/// "unknown X", with the nearest that exists, or with all where none is near.
+/// Returns "unknown X" with the nearest known name, or with all names if none is near.
 pub(crate) fn unknown(what: &str, given: &str, known: &[&str]) -> String {
     let nearest = known
         .iter()

@@ -3,13 +3,14 @@
 
 use std::fmt;
 
-/// Ranks of one world, a bit each. Its memory is allocated once, for the size of the world.
+/// A set of the ranks of one world, with one bit for each rank. Its memory is allocated once, for the size of the
+/// world.
 #[derive(PartialEq, Eq, Hash, Default)]
 pub struct RankSet {
     bits: Vec<u64>,
 }
 
-/// The members, as of any set.
+/// Prints the members, like any set.
 impl fmt::Debug for RankSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.iter()).finish()
@@ -21,20 +22,20 @@ impl Clone for RankSet {
         RankSet { bits: self.bits.clone() }
     }
 
-    /// Keeps the memory, which a derived `clone_from` would not: it runs in every round.
+    /// Reuses the memory, which a derived `clone_from` would not: this runs in every round.
     fn clone_from(&mut self, source: &Self) {
         self.bits.clone_from(&source.bits);
     }
 }
 
 impl RankSet {
-    /// The empty set over a world of `ranks`.
+    /// Returns the empty set over a world of `ranks`.
     #[must_use]
     pub fn empty(ranks: u32) -> Self {
         RankSet { bits: vec![0; ranks.div_ceil(64) as usize] }
     }
 
-    /// Every rank of a world of `ranks`.
+    /// Returns the set of every rank of a world of `ranks`.
     #[must_use]
     pub fn full(ranks: u32) -> Self {
         let mut set = Self::empty(ranks);
@@ -42,26 +43,26 @@ impl RankSet {
         set
     }
 
-    /// Whether `rank` is in the set; a rank outside the world is not.
+    /// Returns whether `rank` is in the set; false for a rank outside the world.
     #[must_use]
     #[inline]
     pub fn contains(&self, rank: u32) -> bool {
         self.bits.get(rank as usize / 64).is_some_and(|word| word >> (rank % 64) & 1 == 1)
     }
 
-    /// The number of ranks in the set.
+    /// Returns the number of ranks in the set.
     #[must_use]
     pub fn len(&self) -> u32 {
         self.bits.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// Whether the set has no ranks.
+    /// Returns whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bits.iter().all(|&word| word == 0)
     }
 
-    /// The members, ascending.
+    /// Returns the members, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.bits.iter().enumerate().flat_map(|(index, &word)| {
             let mut rest = word;
@@ -75,7 +76,7 @@ impl RankSet {
         })
     }
 
-    /// The bitmap, least significant rank first.
+    /// Returns the bitmap, least significant rank first.
     #[must_use]
     pub fn words(&self) -> &[u64] {
         &self.bits
@@ -95,7 +96,7 @@ impl RankSet {
         self.bits[rank as usize / 64] &= !(1 << (rank % 64));
     }
 
-    /// The least member that is `from` or greater.
+    /// Returns the least member that is at least `from`.
     pub(crate) fn next(&self, from: u32) -> Option<u32> {
         let mut index = from as usize / 64;
         let mut word = self.bits.get(index)? & (u64::MAX << (from % 64));
@@ -106,14 +107,14 @@ impl RankSet {
         Some(index as u32 * 64 + word.trailing_zeros())
     }
 
-    /// The number of members below `rank`.
+    /// Returns the number of members below `rank`.
     pub(crate) fn below(&self, rank: u32) -> u32 {
         let (index, mask) = (rank as usize / 64, !(u64::MAX << (rank % 64)));
         let words = self.bits.iter().take(index).map(|word| word.count_ones());
         words.sum::<u32>() + self.bits.get(index).map_or(0, |word| (word & mask).count_ones())
     }
 
-    /// Replaces positions in the list of members by the members there. Positions count from 0 and ascend; each is below
+    /// Replaces positions in the list of members by the members there. Positions count from 0, ascend, and are below
     /// `len`.
     pub(crate) fn replace_positions(&self, positions: &mut [u32]) {
         // The members of a word from position `first` on.
@@ -130,7 +131,7 @@ impl RankSet {
         }
     }
 
-    /// The bits of fewer than 64 ranks from `first` on, shifted down to bit 0.
+    /// Returns the bits of fewer than 64 ranks from `first` on, shifted down to bit 0.
     pub(crate) fn group(&self, first: u32, ranks: u32) -> u64 {
         let (index, shift) = (first as usize / 64, first % 64);
         let low = self.bits.get(index).map_or(0, |word| word >> shift);

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Nanoseconds since an origin that only the clock defines.
+/// Nanoseconds since an origin that depends on the clock.
 pub(crate) type Time = u64;
 
 /// The time by which a call must be done.
@@ -13,12 +13,12 @@ pub struct Deadline(Until);
 #[derive(Clone, Copy, Debug)]
 enum Until {
     Instant(Instant),
-    /// Starts to count when it is needed: a result that is there is returned without reading a clock.
+    /// A duration that starts to count when it is needed: a call whose result is ready reads no clock.
     After(Duration),
 }
 
 impl Deadline {
-    /// The instant that it means; a duration starts to count now.
+    /// Returns the instant of the deadline; a duration starts to count now.
     pub(crate) fn instant(self) -> Instant {
         const CENTURY: Duration = Duration::from_secs(100 * 365 * 86_400);
         match self.0 {
@@ -38,7 +38,7 @@ impl From<Instant> for Deadline {
 }
 
 impl From<Duration> for Deadline {
-    /// Counts from the call that it is given to; a century if that overflows.
+    /// Counts from the call that receives the deadline; an overflow becomes a century.
     fn from(after: Duration) -> Self {
         Deadline(Until::After(after))
     }
@@ -53,10 +53,10 @@ fn sign(text: &str) -> &'static str {
     if text.starts_with('-') { ", which is never negative" } else { "" }
 }
 
-/// Reads `0`, `250ns`, `300us`, `1.5ms`, `2s` or `1min`.
+/// Parses a duration: `0`, `250ns`, `300us`, `1.5ms`, `2s` or `1min`.
 ///
 /// # Errors
-/// [`NotATime`] for anything else, a negative or an overflowing value included.
+/// [`NotATime`] for anything else, including negative and overflowing values.
 pub fn parse_duration(text: &str) -> Result<Duration, NotATime> {
     let bad = || NotATime(text.to_owned());
     let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());

@@ -41,10 +41,10 @@ use messages::Mail;
 use network::Meeting;
 pub use symmetric::SymmetricMemory;
 
-/// The processes of a job, as one of them sees them. Clones are handles of the same world, and
-/// threads may share it. All ranks must make their collective calls in the same order.
+/// The processes of a job, as one of them sees them. Clones are handles of the same world, and threads may share it.
+/// All ranks must make their collective calls in the same order.
 ///
-/// A forked child must not use it: its calls are errors ([`World::is_own`]).
+/// A forked child must not use the world: its calls return errors ([`World::is_own`]).
 #[derive(Clone, Debug)]
 pub struct World {
     inner: Arc<Inner>,
@@ -54,27 +54,28 @@ pub struct World {
 struct Inner {
     fabric: Arc<dyn Fabric>,
     topology: Topology,
-    /// Of the process that has joined, which a forked child is not.
+    /// The fork generation of the process that joined. A forked child has another one.
     generation: u32,
     parameters: Parameters,
     config: Config,
-    /// Where this rank is: the same text for ranks that can share memory.
+    /// The identity of this rank's host: the same text for ranks that can share memory.
     host: String,
     cores: u32,
     /// Another rank may need the core that this one runs on.
     is_crowded: bool,
     source: &'static str,
-    /// Collectives that were built, or were to be.
+    /// The number of collectives that this rank has built or tried to build.
     collectives: AtomicU32,
-    /// What synchronous collectives need, from the first one on.
+    /// What synchronous collectives need; opened by the first one.
     boards: Mutex<Option<Boards>>,
-    /// What they have copied: into boards, and out of them.
+    /// The bytes that synchronous collectives have copied: into boards, and out of them.
     copies: [AtomicU64; 2],
-    /// Symmetric memories that were made, or were to be.
+    /// The number of symmetric memories that this rank has made or tried to make.
     symmetric: AtomicU64,
-    /// What messages between two ranks need, from the first one on.
+    /// What messages between two ranks need; opened by the first one.
     mail: Mutex<Option<Mail>>,
-    /// The thread that carries on what owners of collectives leave, from the first one on that wants that.
+    /// The helper thread, which works for collectives while their owners do not. The first collective that wants it
+    /// starts it.
     helper: Mutex<Option<Arc<Helper>>>,
 }
 
@@ -83,7 +84,7 @@ impl World {
     /// ([`Config::from_env`]); without a launcher, a world of one rank. Returns when all ranks have joined.
     ///
     /// # Errors
-    /// [`Error::Config`] for an invalid environment, before anything is created; [`Error::Join`] that names the ranks
+    /// [`Error::Config`] for an invalid environment, before anything is created. [`Error::Join`], which names the ranks
     /// that did not come within the deadline, came twice, or had another world size.
     pub fn from_env() -> Result<World> {
         Self::with(&Config::from_env()?)
@@ -97,7 +98,7 @@ impl World {
     pub fn with(config: &Config) -> Result<World> {
         let measured = HwConfig::load(config.hw_config.as_deref())?;
         let identity = Identity::from_env()?;
-        // A world of one needs none, and the mistake would show with the second rank.
+        // A world of one rank needs no secret, but a wrong one would be found only with the second rank.
         config.job_secret()?;
         let until = Deadline::from(config.deadline).instant();
         let config = &for_job(config, &identity);
@@ -105,16 +106,17 @@ impl World {
         Self::joined(members, config, &measured, until, identity.source)
     }
 
-    /// Joins a world of `ranks` as `rank`, whatever the environment says: for launchers, and for frameworks whose groups
-    /// of ranks are worlds of their own. All ranks name the same `store`: `unix:NAME` on one machine, `tcp:HOST:PORT` with
-    /// a free port on the host of rank 0, or `file:FOLDER`. The name or the port must be new for each world.
+    /// Joins a world of `ranks` ranks as rank `rank`, whatever the environment says. It is for launchers, and for
+    /// frameworks whose groups of ranks are worlds of their own. All ranks pass the same `store`: `unix:NAME` on one
+    /// machine, `tcp:HOST:PORT` with a free port on the host of rank 0, or `file:FOLDER`. The name or the port must be
+    /// new for each world. Returns when all ranks have joined.
     ///
     /// # Errors
     /// As [`World::from_env`].
     pub fn join(rank: u32, ranks: u32, store: &str, config: &Config) -> Result<World> {
         let measured = HwConfig::load(config.hw_config.as_deref())?;
         let identity = Identity::given(rank, ranks, store)?;
-        // A world of one needs none, and the mistake would show with the second rank.
+        // A world of one rank needs no secret, but a wrong one would be found only with the second rank.
         config.job_secret()?;
         let until = Deadline::from(config.deadline).instant();
         let config = &for_job(config, &identity);
@@ -122,7 +124,7 @@ impl World {
         Self::joined(members, config, &measured, until, identity.source)
     }
 
-    /// The world over a fabric that all its ranks have joined.
+    /// Creates the world over a fabric that all its ranks have joined.
     fn joined(
         members: Members,
         config: &Config,
@@ -137,9 +139,9 @@ impl World {
         Ok(Self::new(members, parameters, config, (source, &cores)))
     }
 
-    /// Creates a world whose ranks are all in this process, one handle for each thread that plays a rank: for tests
-    /// and experiments. Over libfabric if `config` selects it, else over shared memory. The thread that plays a rank
-    /// must drop its handle: over libfabric a drop waits until the other ranks leave, too.
+    /// Creates a world whose ranks are all in this process, for tests and experiments. Returns one handle for each
+    /// thread that plays a rank. The world uses the network that `config` selects, else shared memory. The thread that
+    /// plays a rank must drop its handle: over libfabric a drop waits until the other ranks leave, too.
     ///
     /// # Errors
     /// As [`World::from_env`].
@@ -171,7 +173,7 @@ impl World {
         members.into_iter().map(world).collect()
     }
 
-    /// `cores` are those of the ranks on this machine.
+    /// Creates the handle of one rank. `cores` are the cores of the ranks on this machine.
     fn new(
         Members { fabric, topology }: Members,
         parameters: Parameters,
@@ -204,31 +206,32 @@ impl World {
         World { inner: Arc::new(inner) }
     }
 
-    /// This rank, from 0.
+    /// Returns this rank, from 0.
     #[must_use]
     pub fn rank(&self) -> u32 {
         self.inner.fabric.rank()
     }
 
-    /// Ranks in the world.
+    /// Returns the number of ranks in the world.
     #[must_use]
     pub fn size(&self) -> u32 {
         self.inner.fabric.ranks()
     }
 
-    /// The name of the transport.
+    /// Returns the name of the transport.
     #[must_use]
     pub fn fabric_name(&self) -> &'static str {
         self.inner.fabric.name()
     }
 
-    /// The provider of libfabric, or over verbs the kind of network, such as `RoCE v2`; `None` in shared memory.
+    /// Returns the provider of libfabric, or over verbs the kind of network, such as `RoCE v2`; `None` in shared
+    /// memory.
     #[must_use]
     pub fn provider(&self) -> Option<&str> {
         self.inner.fabric.provider()
     }
 
-    /// The launcher that started this process.
+    /// Returns the name of the launcher that started this process.
     #[must_use]
     pub fn launcher(&self) -> &'static str {
         self.inner.source
@@ -237,8 +240,8 @@ impl World {
     /// Blocks until all ranks have called it.
     ///
     /// # Errors
-    /// [`Error::Timeout`] with the ranks that did not come. The ranks are out of step then, and
-    /// further collective calls of the world fail. A dead peer or an aborted job.
+    /// [`Error::Timeout`] names the ranks that did not come. The ranks are then out of step, and further collective
+    /// calls of the world fail. Also a dead peer or an aborted job.
     pub fn barrier(&self, deadline: impl Into<Deadline>) -> Result<()> {
         const OPERATION: &str = "barrier";
         self.check_process(OPERATION)?;
@@ -270,8 +273,8 @@ impl World {
         self.wait_for_all(OPERATION, deadline.into())
     }
 
-    /// Makes every later call of every rank fail, with this rank and `reason` in the error. Any
-    /// thread may call it; the first reason stays.
+    /// Makes every later call of every rank fail, with this rank and `reason` in the error. Any thread may call it;
+    /// later reasons do not replace the first one.
     pub fn abort(&self, reason: &str) {
         if !self.is_own() {
             return;
@@ -280,14 +283,16 @@ impl World {
         self.inner.fabric.abort(reason);
     }
 
-    /// Whether this is the process that has joined, and no child that was forked from it. A child shares the memory of all
-    /// ranks, and has none of the threads: it must not even drop handles, but forget them.
+    /// Returns whether this is the process that joined, not a child that was forked from it. A forked child shares the
+    /// memory of all ranks and has none of the threads. It must not even drop handles; it must forget them.
     #[must_use]
     #[inline]
     pub fn is_own(&self) -> bool {
         fork::generation() == self.inner.generation
     }
 
+    /// Checks that this is the process that joined.
+    ///
     /// # Errors
     /// [`Error::Usage`] in a forked child.
     #[inline]
@@ -303,7 +308,7 @@ impl World {
         &self.inner.fabric
     }
 
-    /// Which ranks share memory.
+    /// Returns which ranks share memory.
     pub(crate) fn topology(&self) -> &Topology {
         &self.inner.topology
     }
@@ -316,22 +321,23 @@ impl World {
         self.inner.config.deadline
     }
 
-    /// Where partial collectives are recorded, if they are.
+    /// Returns where partial collectives are recorded, if they are.
     pub(crate) fn record(&self) -> Option<&Path> {
         self.inner.config.record.as_deref()
     }
 
-    /// The recording that partial collectives replay, if they do.
+    /// Returns the recording that partial collectives replay, if they do.
     pub(crate) fn replay(&self) -> Option<&Path> {
         self.inner.config.replay.as_deref()
     }
 
-    /// The error with the names of the ranks' hosts.
+    /// Adds the names of the ranks' hosts to an error.
     pub(crate) fn with_hosts(&self, error: Error) -> Error {
         error.on(&self.fabric().host_names()).beside_strangers(|| self.fabric().strangers())
     }
 
-    /// The number of the collective that is being built, from 0. All ranks build theirs in the same order.
+    /// Returns the number of the collective that is being built, from 0. All ranks build their collectives in the same
+    /// order.
     pub(crate) fn next_collective(&self) -> u32 {
         self.inner.collectives.fetch_add(1, Ordering::Relaxed)
     }
@@ -340,15 +346,15 @@ impl World {
         self.inner.cores
     }
 
-    /// How long to spin before sleeping.
+    /// Returns how long to spin before sleeping.
     pub(crate) fn spin(&self) -> Spin {
         Spin::new(self.parameters().spin(self.is_crowded()), self.is_crowded())
     }
 
-    /// The helper thread.
+    /// Returns the helper thread; the first call starts it.
     ///
     /// # Errors
-    /// When there can be no thread.
+    /// The thread cannot be started.
     pub(crate) fn helper(&self) -> Result<Arc<Helper>> {
         let mut helper = self.inner.helper.lock();
         if let Some(helper) = &*helper {
@@ -359,7 +365,7 @@ impl World {
         Ok(started)
     }
 
-    /// Whether another rank of this machine may need the core that this one runs on.
+    /// Returns whether another rank of this machine may need the core that this one runs on.
     pub(crate) fn is_crowded(&self) -> bool {
         self.inner.is_crowded
     }
@@ -367,50 +373,50 @@ impl World {
 
 #[cfg(earlybird_tools)]
 impl World {
-    /// Whether another rank of this machine may need the core that this one runs on.
+    /// Returns whether another rank of this machine may need the core that this one runs on.
     #[must_use]
     pub fn shares_its_core(&self) -> bool {
         self.is_crowded()
     }
 
-    /// A world whose ranks take turns, in shared memory.
+    /// Creates a world in shared memory whose ranks take turns.
     ///
     /// # Errors
     /// The hw-config cannot be read.
     pub fn scheduled(fabric: Scheduled, config: &Config) -> Result<World> {
         let members = Members::in_memory(fabric);
         let parameters = HwConfig::load(config.hw_config.as_deref())?.of(members.fabric.name(), None)?;
-        // Its ranks take turns, so none needs the core of another.
+        // Its ranks take turns, so no rank needs the core of another.
         Ok(Self::new(members, parameters, config, ("a schedule", &[])))
     }
 
-    /// The transport itself, for measurements and for code beside collectives.
+    /// Returns the transport itself, for measurements and for code beside collectives.
     #[must_use]
     pub fn raw_fabric(&self) -> &Arc<dyn Fabric> {
         self.fabric()
     }
 }
 
-/// The settings of a job that meets there.
+/// Returns the settings of the job with this identity.
 fn for_job(config: &Config, identity: &Identity) -> Config {
     let mut config = config.clone();
     config.ofi.on_one_machine = identity.store_address().is_ok_and(|place| place.is_on_one_machine());
     config
 }
 
-/// The ranks of a world, who have met: what they reach each other by, and which of them share memory.
+/// The ranks of a world that have met: the fabric by which they reach each other, and which of them share memory.
 struct Members {
     fabric: Arc<dyn Fabric>,
     topology: Topology,
 }
 
 impl Members {
-    /// All ranks share the memory of one machine.
+    /// Creates members that all share the memory of one machine.
     fn in_memory(fabric: impl Fabric + 'static) -> Self {
         Members { topology: Topology::one_host(fabric.ranks()), fabric: Arc::new(fabric) }
     }
 
-    /// Each rank is a host of its own.
+    /// Creates members that are each on a host of their own.
     fn over_network(fabric: Arc<dyn Fabric>) -> Self {
         Members { topology: Topology::apart(fabric.ranks()), fabric }
     }
@@ -423,7 +429,7 @@ fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Mem
         || matches!(identity.store, Some(StoreAddress::Tcp { .. } | StoreAddress::File(_)));
     match config.fabric {
         FabricChoice::Shm | FabricChoice::Auto if !spread => {
-            // Ranks on one machine meet at a name; other stores would bring nothing.
+            // Ranks on one machine meet at a name; another kind of store has no advantage.
             let name = match &identity.store {
                 Some(StoreAddress::Unix(name)) => name,
                 _ => &identity.job,
@@ -451,7 +457,7 @@ fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Mem
             let joined =
                 network::join((rank, ranks), config, measured, Meeting { secret: &secret, gather, has_another: true })?;
             let is_spread = joined.neighbours().len() < ranks as usize;
-            // Other users of the machine reach a port, too.
+            // Other users of the machine can reach a port, too.
             let is_open = is_spread || matches!(place, StoreAddress::Tcp { .. } | StoreAddress::Among { .. });
             if own.is_none() && rank == 0 && is_open && !matches!(place, StoreAddress::Unix(_)) {
                 warn_without_secret();
@@ -461,7 +467,7 @@ fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Mem
     }
 }
 
-/// Says once that other users may join the worlds of this process.
+/// Warns once that other users may join the worlds of this process.
 fn warn_without_secret() {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
@@ -472,7 +478,8 @@ fn warn_without_secret() {
     });
 }
 
-/// Meets ranks of this machine at a name, and shares memory with them. `goes_on` says meanwhile why there is no point in that.
+/// Meets ranks of this machine at a name, and shares memory with them. While it waits, it calls `goes_on`, whose error
+/// ends the wait.
 fn join_by_memory(
     name: &str,
     (rank, ranks): (u32, u32),
@@ -485,7 +492,7 @@ fn join_by_memory(
     Ok(Members::in_memory(ShmFabric::join(memory, rank, ranks, &processes)?))
 }
 
-/// The cores of the ranks on this machine, as each says itself.
+/// Returns the cores that each rank of this machine says it may use.
 fn neighbours_cores(fabric: &dyn Fabric, until: Instant) -> Result<Vec<Cores>> {
     let all = fabric.exchange("join", &Cores::own().encode(), until)?;
     let of = |peer: u32| {

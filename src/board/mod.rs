@@ -1,13 +1,13 @@
 //! Boards: synchronous collectives of any length, for the ranks of a world; and messages between two of them ([`pairs`]).
 //!
-//! Each rank has a *board* that the others read: it publishes its part of a step there, tells its readers, and takes
-//! theirs. All collectives are such steps ([`plan`]); [`pace`] says when memory may be used again. No rank is in the
-//! middle: data goes from the board of its rank to the memory of its reader.
+//! Each rank has a *board*, which the others read. It publishes its part of a step there, tells its readers, and takes
+//! what the others published. All collectives consist of such steps ([`plan`]); [`pace`] decides when memory may be
+//! reused. No rank is in the middle: data goes from the board of its rank to the memory of its reader.
 //!
-//! Ranks that share memory read a board in place, and a reduction reads all of them at once. From other hosts pieces are
-//! read into a place for each rank first.
+//! Ranks that share memory read a board in place, and a reduction reads all of them at once. Pieces from other hosts
+//! are first read into a buffer for each rank.
 //!
-//! Polls that never block drive a call ([`Call::poll`]): those of an executor or of a test, over any fabric.
+//! Polls that never block drive a call ([`Call::poll`]). An executor or a test makes the polls, over any fabric.
 #![forbid(unsafe_code)]
 
 mod call;
@@ -39,38 +39,38 @@ use plan::Readers;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Copies {
-    /// From memory of the caller to where other ranks read, results of reductions included.
+    /// From memory of the caller to memory that other ranks read. Results of reductions count, too.
     pub into_boards: u64,
-    /// From there to memory of the caller, on any rank. What a reduction reads is not copied.
+    /// From boards, of any rank, to memory of the caller. What a reduction reads is not copied.
     pub out_of_boards: u64,
 }
 
-/// This rank's board, and its way to those of the others.
+/// This rank's board, and its access to the boards of the others.
 #[derive(Debug)]
 pub(crate) struct Board {
     me: u32,
     sizes: Sizes,
     peers: Peers,
-    /// The slots; and where pieces from other hosts are read to: those to be copied, and then those to be reduced.
+    /// The slots, and the buffers for pieces from other hosts: first those to be copied, then those to be reduced.
     memory: Memory,
     pace: Pace,
-    /// Of all calls so far.
+    /// A digest of all calls so far.
     history: u64,
     copies: Copies,
-    /// Of a call: the ranks of which it has taken, or begun to read, what they published in the step.
+    /// For the call in progress: the ranks whose part of the step this rank has taken, or begun to read.
     met: Vec<bool>,
     sources: Gathered,
-    /// Results that are published in the next step.
+    /// Results to publish in the next step.
     results: Vec<u64>,
-    /// A call failed: the ranks are out of step.
+    /// Whether a call failed, so that the ranks are out of step.
     is_broken: bool,
 }
 
 impl Board {
-    /// Makes a board, and what [`Board::meet`] of the other ranks is to be told.
+    /// Makes a board. Also returns what this rank must tell the [`Board::meet`] of the other ranks.
     ///
     /// # Errors
-    /// There is no memory for it.
+    /// There is too little memory.
     pub(crate) fn new(endpoint: Box<dyn Endpoint>, me: u32, sizes: Sizes) -> Result<(Self, Vec<u8>)> {
         let places = (!sizes.shared).then_some(2 * sizes.slot());
         let (peers, memory, told) = Peers::new(endpoint, me, sizes.ranks, sizes.board(), places)?;
@@ -90,7 +90,7 @@ impl Board {
         Ok((board, told))
     }
 
-    /// Gets to know what all ranks have told, in rank order.
+    /// Takes what all ranks have told about their boards, in rank order.
     ///
     /// # Errors
     /// A rank told something else.
@@ -98,13 +98,13 @@ impl Board {
         self.peers.meet(told)
     }
 
-    /// A rank that has not taken what the slots of this step hold.
+    /// Returns a rank that has not taken what the slots of this step hold, if there is one.
     fn unfinished(&mut self, has_data: bool) -> Option<u32> {
         let Board { pace, peers, .. } = self;
         pace.unfinished(has_data, |rank, word| peers.has_told(rank, word))
     }
 
-    /// Tells the ranks that wait for it what this one has taken.
+    /// Tells the ranks that wait for it what this rank has taken.
     fn acknowledge(&mut self) -> Result<()> {
         let Board { pace, peers, .. } = self;
         pace.acknowledge(|rank, word| peers.tell(rank, word))?;
@@ -112,7 +112,8 @@ impl Board {
         Ok(())
     }
 
-    /// This rank has published its part of a step: wakes the readers, and tells them where marks do not.
+    /// Records that this rank has published its part of a step. Wakes the readers, and tells those of them that see no
+    /// marks.
     fn announce(&mut self, readers: Readers, has_data: bool) -> Result<()> {
         let Board { pace, peers, sizes, .. } = self;
         pace.publish(readers, has_data, |rank, word| match sizes.shared {
@@ -130,21 +131,21 @@ impl Board {
         self.copies
     }
 
-    /// Whether a call can be made.
+    /// Checks that a call can be made.
     ///
     /// # Errors
-    /// An earlier one failed.
+    /// An earlier call failed.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
         let problem = "an earlier collective of this world failed, so the ranks are out of step; start a new world";
         if self.is_broken { Err(Error::Usage { rank: self.me, operation, problem }) } else { Ok(()) }
     }
 
-    /// No call can be made from now on, unless [`Board::resume`] says that the one that goes on is done.
+    /// Makes all later calls fail, unless [`Board::resume`] ends the call in progress.
     pub(crate) fn break_off(&mut self) {
         self.is_broken = true;
     }
 
-    /// A call is done.
+    /// Ends a call that succeeded.
     pub(crate) fn resume(&mut self) {
         self.is_broken = false;
     }

@@ -7,10 +7,10 @@ use crate::error::{Error, Ranks};
 use crate::fault::Fault;
 use crate::interrupt;
 
-/// How long rank 0 waits for the others after a mistake, so that they learn of it too.
+/// How long rank 0 waits for the others after a mistake, so that they learn of it, too.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// How long rank 0 looks for a rank that comes twice, after all have come and while others connect.
+/// How long rank 0 watches for a rank that comes twice, after all have come and while others connect.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// The terms of a meeting as the user set them, for error texts.
@@ -27,8 +27,8 @@ impl MeetingTerms {
         MeetingTerms { deadline, together: identity.together }
     }
 
-    /// What a rank says that waited for rank 0 in vain: the reason, if there is one, and what else
-    /// it asks.
+    /// Returns the error of a rank that waited for rank 0 in vain. It contains the reason, if there is one, and a
+    /// further question.
     pub(super) fn rank_0_missing(&self, why: Option<&std::io::Error>, also: &str) -> String {
         let MeetingTerms { deadline, together } = self;
         let why = why.map_or_else(String::new, |cause| format!(" ({cause})"));
@@ -36,7 +36,7 @@ impl MeetingTerms {
     }
 }
 
-/// The attendance that rank 0 keeps. Rank 0 itself is present from the beginning.
+/// The attendance list of rank 0. Rank 0 itself is present from the beginning.
 #[derive(Debug)]
 pub(super) struct Attendance {
     present: Vec<bool>,
@@ -44,11 +44,11 @@ pub(super) struct Attendance {
     /// Why a process was refused.
     refused: Option<String>,
     complete: Option<Instant>,
-    /// Rank 0's own wait was to end.
+    /// The error of rank 0 if its own wait was interrupted.
     interrupted: Option<Error>,
     until: Instant,
     terms: MeetingTerms,
-    /// What else rank 0 asks if a rank does not come.
+    /// A further question that rank 0 asks if a rank does not come.
     also: &'static str,
 }
 
@@ -58,7 +58,7 @@ impl Attendance {
         Attendance { present, mistake: None, refused: None, complete: None, interrupted: None, until, terms, also }
     }
 
-    /// A process says that it is `rank` in a world of `ranks`. Returns whether that is possible.
+    /// Records a process that claims to be `rank` in a world of `ranks`. Returns whether that is possible.
     pub(super) fn enter(&mut self, rank: u32, ranks: u32) -> bool {
         let expected = self.present.len() as u32;
         let present = self.present.get_mut(rank as usize);
@@ -80,22 +80,22 @@ impl Attendance {
         false
     }
 
-    /// Records a mistake; the first one stays.
+    /// Records a mistake; later ones do not replace the first one.
     pub(super) fn fail(&mut self, problem: String) {
         self.mistake.get_or_insert((problem, Instant::now()));
     }
 
-    /// Records why a process was refused, which may be the missing rank. The first reason stays.
+    /// Records why a process was refused, which may be the missing rank. Later reasons do not replace the first one.
     pub(super) fn refuse(&mut self, why: String) {
         self.refused.get_or_insert(why);
     }
 
-    /// Rank 0 was asked to end its wait.
+    /// Records that rank 0's wait was interrupted.
     pub(super) fn interrupt(&mut self, error: Error) {
         self.interrupted = Some(error);
     }
 
-    /// The error of rank 0, where the meeting has failed: its own wait was to end, or another.
+    /// Returns the error of rank 0 after a failed meeting: that of its interrupted wait, or `other`.
     pub(super) fn error(self, other: impl FnOnce() -> Error) -> Error {
         self.interrupted.unwrap_or_else(other)
     }
@@ -104,7 +104,7 @@ impl Attendance {
         (0..).zip(&self.present).filter(|(_, present)| !**present).map(|(rank, _)| rank).collect()
     }
 
-    /// The result of the meeting, once it is over. `quiet` if no process waits to be accepted.
+    /// Returns the result of the meeting, once it is over. `quiet` if no process waits to be accepted.
     pub(super) fn verdict(&mut self, quiet: bool) -> Option<Result<(), String>> {
         let (missing, late) = (self.missing(), Instant::now() > self.until);
         if let Err(interrupted) = interrupt::check(0, "join") {
@@ -117,8 +117,8 @@ impl Attendance {
             Some((mistake, since)) => {
                 (missing.is_empty() || late || since.elapsed() > LINGER).then(|| Err(mistake.clone()))
             }
-            // If no process waits to be accepted, a rank that comes twice would have been seen.
-            // Processes may always wait, so the time is limited.
+            // If no process waits to be accepted, a rank that comes twice would have been seen. Processes may always
+            // wait, so the time is limited.
             None if missing.is_empty() || (late && Fault::GoWithoutTheMissing.is_chosen()) => {
                 let complete = self.complete.get_or_insert_with(Instant::now);
                 (quiet || late || complete.elapsed() > PATIENCE).then_some(Ok(()))

@@ -11,30 +11,28 @@ use crate::error::{Error, Result};
 pub struct Identity {
     /// This rank.
     pub rank: u32,
-    /// Ranks in the world.
+    /// The number of ranks in the world.
     pub ranks: u32,
-    /// The name of the job: the same on all of its ranks, different for other jobs.
+    /// The name of the job: the same on all of its ranks, and different for other jobs.
     pub job: String,
     /// The address of the store, if the environment names one.
     pub store: Option<StoreAddress>,
-    /// An address at which ranks on several machines can meet, if the launcher names a host that
-    /// all of them know.
+    /// An address at which ranks on several machines can meet, if the launcher names a host that all of them know.
     pub common: Option<StoreAddress>,
     /// On how many machines the ranks are.
     pub machines: Machines,
-    /// The launcher whose variables said so.
+    /// The launcher whose variables gave this identity.
     pub source: &'static str,
-    /// What the starts of all ranks have in common, for the question that an error asks: "was rank 1
-    /// started, …?"
+    /// What the starts of all ranks have in common, for the question of an error: "was rank 1 started, …?"
     pub together: &'static str,
 }
 
-/// On how many machines the ranks of a job are.
+/// The number of machines that the ranks of a job are on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Machines {
-    /// All on this one.
+    /// All ranks are on this machine.
     One,
-    /// Some elsewhere.
+    /// Some ranks are on other machines.
     Several,
     /// The launcher does not say.
     Unknown,
@@ -46,15 +44,14 @@ struct Launcher {
     ranks: &'static [&'static str],
     /// The variable with the number of ranks on this machine, if there is one.
     local: Option<&'static str>,
-    /// Variables with the number of machines.
+    /// The variables with the number of machines.
     machines: &'static [&'static str],
-    /// Variables that tell its jobs apart.
+    /// The variables that tell its jobs apart.
     job: &'static [&'static str],
 }
 
-/// The launchers, in the order in which they are believed. Slurm comes last, because `mpirun`
-/// inside a Slurm job inherits its variables. Where `srun` itself speaks PMI or PMIx to its tasks,
-/// Slurm is believed: it knows the nodes.
+/// The launchers, in order of precedence. Slurm comes last, because `mpirun` inside a Slurm job inherits its variables.
+/// Where `srun` itself speaks PMI or PMIx to its tasks, Slurm takes precedence, because it knows the nodes.
 const LAUNCHERS: [Launcher; 6] = [
     Launcher {
         name: BY_HAND,
@@ -116,21 +113,21 @@ const PMIX: &str = "PMIx";
 const NO_LAUNCHER: &str = "no launcher";
 
 const SAME_STORE: &str = "with the same EARLYBIRD_STORE";
-/// Ranks that are given by hand meet by their parent's number.
+/// Ranks that are started by hand meet by their parent's process id.
 const SAME_PARENT: &str =
     "by the same shell as this one (in several shells all ranks need one EARLYBIRD_STORE, such as unix:NAME)";
 
 impl Identity {
-    /// Whether a launcher started this process.
+    /// Returns whether a launcher started this process.
     #[must_use]
     pub fn is_launched(&self) -> bool {
         self.source != NO_LAUNCHER
     }
 
-    /// The identity that a program gives itself.
+    /// Creates the identity that a program gives itself.
     ///
     /// # Errors
-    /// [`Error::Config`] for a rank that is not below `ranks`, and for a store that has no valid form.
+    /// [`Error::Config`] for a rank that is not below `ranks`, and for a store in an invalid form.
     pub fn given(rank: u32, ranks: u32, store: &str) -> Result<Self> {
         if rank >= ranks {
             return Err(Error::Config(format!("rank {rank} is none of a world of {ranks}; ranks count from 0")));
@@ -148,13 +145,12 @@ impl Identity {
         })
     }
 
-    /// Reads the environment; a world of one rank if no launcher set a variable.
+    /// Reads the environment. Without a launcher's variables the result is a world of one rank.
     ///
     /// # Errors
-    /// [`Error::Config`] that names the variable that is missing or invalid.
+    /// [`Error::Config`], which names the missing or invalid variable.
     pub fn from_env() -> Result<Self> {
-        // The parent is the launcher, or its agent on this machine: the same for all ranks of this
-        // machine.
+        // The parent is the launcher, or its agent on this machine: the same for all ranks of this machine.
         let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
         Self::from_lookup(|name| std::env::var(name).ok().filter(|value| !value.is_empty()), parent as u32)
     }
@@ -218,14 +214,14 @@ impl Identity {
         Ok(Identity { rank, ranks, job, store, common, machines, source: launcher.name, together })
     }
 
-    /// The name of the launcher's command, for messages.
+    /// Returns the name of the launcher's command, for messages.
     #[must_use]
     pub fn started_by(&self) -> &'static str {
         if self.source == SLURM.name { "srun" } else { "the launcher" }
     }
 
-    /// The address at which the ranks meet: the one in the environment; else, on one machine, one
-    /// by the job's name; else the launcher's.
+    /// Returns the address at which the ranks meet: the one in the environment; else, on one machine, one derived from
+    /// the job's name; else the launcher's.
     ///
     /// # Errors
     /// [`Error::Config`] for ranks on several machines that have no common address.
@@ -250,7 +246,7 @@ fn hash(text: &str) -> u64 {
     text.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3))
 }
 
-/// The launcher that started this process, and the rank that it gave.
+/// Returns the launcher that started this process, and the rank that it gave.
 fn launcher(lookup: &impl Fn(&str) -> Option<String>) -> Option<(&'static Launcher, String)> {
     LAUNCHERS.iter().find_map(|launcher| {
         let rank = lookup(launcher.rank)?;
@@ -258,7 +254,7 @@ fn launcher(lookup: &impl Fn(&str) -> Option<String>) -> Option<(&'static Launch
             PMI | PMIX if slurm::speaks_pmi(lookup, launcher.rank, launcher.ranks, launcher.local) => {
                 Some((&SLURM, rank))
             }
-            // Of the shell of `salloc`: it is one process.
+            // These variables come from the shell of `salloc`, which is one process.
             PMIX if slurm::has_pmix_namespace(lookup) => None,
             name if name == SLURM.name && !slurm::is_step(lookup) => None,
             _ => Some((launcher, rank)),
@@ -276,13 +272,13 @@ fn job(launcher: &Launcher, lookup: &impl Fn(&str) -> Option<String>, parent: u3
     } else {
         Some(said.join("-")).filter(|job| !job.is_empty())
     };
-    // The parent is the same for all ranks of one machine only.
+    // Only the ranks of one machine have the same parent.
     let job = job.or_else(|| lookup("EARLYBIRD_STORE")).unwrap_or_else(|| format!("parent-{parent}"));
     // Names of abstract sockets are short, and the hash keeps jobs apart.
     format!("{}-{:016x}", launcher.name.to_lowercase().replace(' ', "-"), hash(&job))
 }
 
-/// An address that all hosts of a job can derive from their variables.
+/// Returns an address that all hosts of a job can derive from their variables.
 fn common(launcher: &Launcher, lookup: &impl Fn(&str) -> Option<String>) -> Option<StoreAddress> {
     if launcher.name == SLURM.name {
         return slurm::meeting(lookup, hash(&slurm::job(lookup)?));

@@ -1,5 +1,4 @@
-//! Identifies the process at the other end of a local socket, by the kernel's word and not by the
-//! peer's.
+//! Identifies the process at the other end of a local socket, according to the kernel and not to the peer.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -9,16 +8,16 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 use earlybird_ffi::socket::{Credentials, peer_credentials};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-/// What a rank asks that waits at an abstract socket in vain: the kernel has a list of such names for
-/// each network namespace. The text continues "was rank N started".
+/// A question of a rank that waits at an abstract socket in vain: the kernel has a list of such names for each network
+/// namespace. The text continues "was rank N started".
 pub(super) const ONE_NETWORK: &str =
     ", in one network namespace (of containers: docker run --network=host, or --network=container:NAME)";
 
-/// Connects to an abstract name. It does not wait where a process has the name and takes no connection: it may be any
-/// process.
+/// Connects to an abstract name. It does not wait if a process has the name and accepts no connection, because that may
+/// be any process.
 ///
 /// # Errors
-/// No process listens there, or it has taken none for long ([`io::ErrorKind::WouldBlock`]).
+/// No process listens there, or it has accepted no connection for long ([`io::ErrorKind::WouldBlock`]).
 pub(super) fn connect_to(name: &SocketAddr) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -28,7 +27,7 @@ pub(super) fn connect_to(name: &SocketAddr) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// Why a name that rank 0 wants to listen at is taken.
+/// Returns why a name at which rank 0 wants to listen is taken.
 pub(super) fn holder_of(name: &SocketAddr) -> String {
     match connect_to(name).map(|holder| of_this_user(&holder)) {
         Ok(Err(why)) => why,
@@ -45,11 +44,11 @@ pub(super) fn holder_of(name: &SocketAddr) -> String {
     }
 }
 
-/// The process at the other end of a socket. It must belong to this process's user: names of
+/// Returns the credentials of the process at the other end of a socket. It must belong to this process's user: names of
 /// abstract sockets are public, and any process may listen on one or connect to it.
 ///
 /// # Errors
-/// The user that it belongs to, the expected one, and what to do.
+/// The user to whom the process belongs, the expected user, and what to do.
 pub(super) fn of_this_user(socket: impl AsFd) -> Result<Credentials, String> {
     let peer = peer_credentials(socket.as_fd())
         .map_err(|cause| format!("the kernel does not say who is at the other end ({cause})"))?;
@@ -70,23 +69,22 @@ pub(super) fn of_this_user(socket: impl AsFd) -> Result<Credentials, String> {
     ))
 }
 
-/// Whether a user's number here is that of all users without a number in this user namespace.
+/// Returns whether a user's number here stands for all users without a number in this user namespace.
 pub(super) fn stands_for_others(user: u32) -> bool {
     let text = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
     let overflow = text("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(65534);
     user == overflow && !is_of_all_users(&text("/proc/self/uid_map"))
 }
 
-/// Whether a map of users gives each its own number.
+/// Returns whether a map of users gives each its own number.
 fn is_of_all_users(map: &str) -> bool {
     map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
-/// The process id, so that its end can be watched.
+/// Returns the process id, so that its end can be watched.
 ///
 /// # Errors
-/// The process lives in a namespace that this process cannot see, with what to do; the text
-/// continues "rank N".
+/// The process lives in a namespace that this process cannot see. The text says what to do, and continues "rank N".
 pub(super) fn process(peer: Credentials) -> Result<u32, String> {
     peer.process.ok_or_else(|| {
         "lives in another process namespace, where its end cannot be watched from here; start all ranks in one (of \

@@ -1,6 +1,6 @@
-//! The meeting of the ranks of one machine: rank 0 listens on an abstract socket, waits for all
-//! ranks, and hands them the memory of the world, which the caller has made. Abstract sockets have
-//! no file, so nothing is left after the meeting.
+//! The meeting of the ranks of one machine. Rank 0 listens on an abstract socket, waits for all ranks, and passes them
+//! the memory of the world, which the caller has made. Abstract sockets have no file, so nothing is left after the
+//! meeting.
 
 use std::io::{IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
@@ -27,12 +27,12 @@ use crate::random::draw;
 use crate::seal::{SEAL, Secret};
 
 const PAUSE: Duration = Duration::from_millis(2);
-/// How long rank 0 waits for a greeting: a stranger may connect and send nothing.
+/// How long rank 0 waits for a greeting, because a stranger may connect and send nothing.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
 /// How much later than the deadline rank 0 may answer.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// What a rank gets from the meeting.
+/// The result of the meeting for a rank.
 #[derive(Debug)]
 pub(crate) struct Joined {
     /// The memory of the world.
@@ -41,11 +41,12 @@ pub(crate) struct Joined {
     pub(crate) processes: Vec<Option<u32>>,
 }
 
-/// Meets the other ranks. `make` makes the memory of the world, on rank 0 alone. `goes_on` is asked meanwhile.
+/// Meets the other ranks. `make` makes the memory of the world, on rank 0 alone. While a rank waits it calls `goes_on`,
+/// whose error ends the wait.
 ///
 /// # Errors
-/// The ranks that did not come, came twice, or have another world size: on every rank that came.
-/// The errors of `make` and `goes_on`.
+/// On every rank that came: the ranks that did not come, came twice, or have another world size. Also the errors of
+/// `make` and `goes_on`.
 pub(crate) fn meet(
     name: &str,
     (rank, ranks): (u32, u32),
@@ -128,8 +129,7 @@ fn host(
             continue;
         }
         let Ok(Some((hello, seal))) = greeted else {
-            // Of two processes that do not see each other, the guest has found out first, and sends
-            // nothing.
+            // If two processes do not see each other, the guest has found that out first, and sends nothing.
             let unseen = peer::process(peer).err().map(|problem| format!("a process {problem}"));
             unseen.into_iter().for_each(|why| attendance.refuse(why));
             continue;
@@ -152,15 +152,15 @@ fn host(
         attendance.enter(rank, told);
         guests.push(Guest { rank, process: pid, drawn, stream });
     };
-    // A guest that has its answer may come to the next meeting of the job at once. It must find no door that is about to
-    // close.
+    // A guest that has its answer may come to the next meeting of the job at once. It must not find a listener that is
+    // about to close.
     drop(listener);
     let mut pids = vec![0; ranks as usize];
     pids[0] = std::process::id();
     let known = guests.iter().filter(|guest| guest.rank < ranks);
     known.for_each(|guest| pids[guest.rank as usize] = guest.process);
     for guest in &mut guests {
-        // The other ranks find a guest dead that has ended by now.
+        // The other ranks find out by themselves that a guest has ended by now.
         let _ = match (&verdict, &made) {
             (Ok(()), Ok(memory)) => guest.hand_over(&pids, memory.as_fd(), secret),
             (Err(problem), _) => refuse(&guest.stream, problem),
@@ -172,11 +172,11 @@ fn host(
     Ok(Joined { memory, processes: pids.into_iter().map(Some).collect() })
 }
 
-/// What a rank says there that meets a process with another secret.
+/// The error of a rank that meets a process with another secret.
 const OTHER_SECRET: &str =
     "rank 0 there does not know this job's secret: EARLYBIRD_SECRET differs, or it is another job";
 
-/// Tells a guest what was drawn for it, and reads its greeting and the seal; `None` from a stranger.
+/// Tells a guest its nonce, and reads its greeting and the seal. `None` from a stranger.
 ///
 /// # Errors
 /// As [`read_until`].
@@ -195,7 +195,7 @@ fn refuse(mut stream: &UnixStream, problem: &str) -> std::io::Result<()> {
     let text = &problem.as_bytes()[..problem.len().min(VERDICT)];
     stream.write_all(&Heading { refused: true, len: text.len() }.encode())?;
     stream.write_all(text)?;
-    // No seal, with which secrets could be tried until one fits.
+    // There is no seal, because a stranger could test guessed secrets against one.
     stream.write_all(&[0; SEAL])
 }
 
@@ -203,7 +203,7 @@ fn refuse(mut stream: &UnixStream, problem: &str) -> std::io::Result<()> {
 struct Guest {
     rank: u32,
     process: u32,
-    /// What was drawn for it.
+    /// The nonce that was drawn for it.
     drawn: [u8; NONCE],
     stream: UnixStream,
 }
@@ -245,8 +245,7 @@ fn visit(
         }
     };
     let host = peer::of_this_user(&stream).map_err(|why| Error::join(rank, why))?;
-    // Rank 0 checks the same of this process, so all process ids that it sends are of one
-    // namespace.
+    // Rank 0 checks the same about this process, so all process ids that it sends are of one namespace.
     peer::process(host).map_err(|problem| Error::join(rank, format!("rank 0 {problem}")))?;
     let process = std::process::id();
     let hello = Hello { rank, ranks, process }.encode();
@@ -289,7 +288,7 @@ fn visit(
     Ok(Joined { memory: memory.ok_or_else(|| Error::join(rank, without))?, processes })
 }
 
-/// Whether something comes, or the end, in a moment.
+/// Returns whether data or the end arrives within a moment.
 fn comes(stream: &UnixStream) -> bool {
     let moment = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
     poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&moment)).is_ok_and(|ready| ready > 0)

@@ -1,48 +1,48 @@
-//! What Slurm's variables say of the process that they reached: whether it is a task of a step, and
-//! where the ranks of the step can meet.
+//! What Slurm's variables say about the process that has them: whether it is a task of a step, and where the ranks of
+//! the step can meet.
 //!
-//! `srun` starts steps. A batch script has variables of a task, too, and is no step; it and the
-//! shell of `salloc` are one process, whatever the job has asked for.
+//! `srun` starts steps. A batch script also has variables of a task, but is not a step. It and the shell of `salloc`
+//! are one process, whatever the job has asked for.
 
 use super::store_address::StoreAddress;
 
-/// The variables of Slurm's that name a task of a step.
+/// The variable of Slurm that names a task of a step.
 pub(super) const RANK: &str = "SLURM_PROCID";
-/// Variables with the number of ranks. The first one is the step's own; others may be the job's
-/// (`srun --preserve-env`).
+/// The variables with the number of ranks. The first one belongs to the step; others may belong to the job (`srun
+/// --preserve-env`).
 pub(super) const RANKS: &[&str] = &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"];
-/// Variables with the number of machines.
+/// The variables with the number of machines.
 pub(super) const MACHINES: &[&str] = &["SLURM_STEP_NUM_NODES", "SLURM_NNODES"];
-/// The step, by each of its names.
+/// The variables with the step.
 const STEP: [&str; 2] = ["SLURM_STEP_ID", "SLURM_STEPID"];
-/// The job. The parts of a heterogeneous job are jobs with numbers of their own; the first one
+/// The variables with the job. The parts of a heterogeneous job are jobs with numbers of their own; the first one
 /// stands for all.
 const JOB: [&str; 3] = ["SLURM_JOB_ID_HET_GROUP_0", "SLURM_JOB_ID_PACK_GROUP_0", "SLURM_JOB_ID"];
-/// The name of a PMIx job; Slurm's begin with `slurm.`.
+/// The variable with the name of a PMIx job; the names of Slurm begin with `slurm.`.
 const PMIX_NAMESPACE: &str = "PMIX_NAMESPACE";
-/// How many parts a heterogeneous job has.
+/// The variables with the number of parts of a heterogeneous job.
 const PARTS: [&str; 2] = ["SLURM_HET_SIZE", "SLURM_PACK_SIZE"];
 
-/// The numbers from here on are those of steps that `srun` did not start, such as the batch script
-/// (4294967291) and the shell of `salloc` (4294967290).
+/// The first number of steps that `srun` did not start, such as the batch script (4294967291) and the shell of `salloc`
+/// (4294967290).
 const FIRST_SPECIAL_STEP: u32 = 0xFFFF_FFF0;
 
-/// Most nodes of a list; a longer one is not read.
+/// The maximum number of nodes of a list; a longer one is not read.
 const MOST_NODES: usize = 1 << 16;
 
 fn first(lookup: &impl Fn(&str) -> Option<String>, names: &[&str]) -> Option<String> {
     names.iter().find_map(|name| lookup(name))
 }
 
-/// Whether `srun` started the process, or one that it descends from.
+/// Returns whether `srun` started the process or one of its ancestors.
 pub(super) fn is_step(lookup: &impl Fn(&str) -> Option<String>) -> bool {
     let step = first(lookup, &STEP).and_then(|step| step.trim().parse::<u32>().ok());
     step.is_some_and(|step| step < FIRST_SPECIAL_STEP) && lookup(RANK).is_some()
 }
 
-/// Whether the PMI or PMIx of a process is that of the step. `mpirun` starts its own daemons by
-/// `srun`, and its ranks inherit the variables of a daemon: then rank or size differ, or the launcher
-/// has told something that Slurm does not tell.
+/// Returns whether the PMI or PMIx of a process is that of the step. `mpirun` starts its own daemons by `srun`, and its
+/// ranks inherit the variables of a daemon. In that case rank or size differ, or the launcher has told something that
+/// Slurm does not tell.
 pub(super) fn speaks_pmi(
     lookup: &impl Fn(&str) -> Option<String>,
     rank: &str,
@@ -57,18 +57,18 @@ pub(super) fn speaks_pmi(
         && same(first(lookup, ranks), first(lookup, RANKS))
 }
 
-/// Whether Slurm has given the process the name of a PMIx job.
+/// Returns whether Slurm has given the process the name of a PMIx job.
 pub(super) fn has_pmix_namespace(lookup: &impl Fn(&str) -> Option<String>) -> bool {
     lookup(PMIX_NAMESPACE).is_some_and(|name| name.starts_with("slurm."))
 }
 
-/// Whether the job is heterogeneous: several jobs of Slurm's, whose tasks `srun --het-group` numbers
-/// as those of one.
+/// Returns whether the job is heterogeneous: several jobs of Slurm, whose tasks `srun --het-group` numbers like those
+/// of one.
 pub(super) fn is_heterogeneous(lookup: &impl Fn(&str) -> Option<String>) -> bool {
     first(lookup, &PARTS).and_then(|parts| parts.trim().parse::<u32>().ok()).is_some_and(|parts| parts > 1)
 }
 
-/// What the starts of all ranks have in common.
+/// Returns what the starts of all ranks have in common.
 pub(super) fn together(lookup: &impl Fn(&str) -> Option<String>) -> &'static str {
     if is_heterogeneous(lookup) {
         "by the same srun of this heterogeneous job (`srun --het-group=0,1` starts one world in two of its groups)"
@@ -77,20 +77,19 @@ pub(super) fn together(lookup: &impl Fn(&str) -> Option<String>) -> &'static str
     }
 }
 
-/// The name of the job and the step, the same for all ranks.
+/// Returns the name of the job and the step, the same for all ranks.
 pub(super) fn job(lookup: &impl Fn(&str) -> Option<String>) -> Option<String> {
     Some(format!("{}.{}", first(lookup, &JOB)?, first(lookup, &STEP)?))
 }
 
-/// Where the ranks of a step on several nodes meet: on the node of rank 0, at a port that follows
-/// from the name of the step.
+/// Returns where the ranks of a step on several nodes meet: on the node of rank 0, at a port that follows from the name
+/// of the step.
 ///
-/// Rank 0 is on the first node of the list. The list is sorted, so this does not hold where the user
-/// gave an order of the nodes, nor where a heterogeneous job began with a later node: then it is on
-/// one of them.
+/// Rank 0 is on the first node of the list. The list is sorted, so this does not hold if the user gave an order of the
+/// nodes, or if a heterogeneous job began with a later node. Then rank 0 is on one of the listed nodes.
 pub(super) fn meeting(lookup: &impl Fn(&str) -> Option<String>, hash: u64) -> Option<StoreAddress> {
     let mut hosts = nodes(&first(lookup, &["SLURM_STEP_NODELIST", "SLURM_NODELIST"])?)?;
-    // A port between those of services and those that the system hands out.
+    // A port between those of services and those that the system assigns.
     let port = 20_000 + (hash % 10_000) as u16;
     let arbitrary = lookup("SLURM_DISTRIBUTION").is_some_and(|way| way.contains("arbitrary"));
     match hosts.len() {
@@ -99,7 +98,7 @@ pub(super) fn meeting(lookup: &impl Fn(&str) -> Option<String>, hash: u64) -> Op
     }
 }
 
-/// The nodes of a list such as `n[01-03,7],m5`, in its order; `None` for a list that is none.
+/// Returns the nodes of a list such as `n[01-03,7],m5`, in its order; `None` for an invalid list.
 fn nodes(list: &str) -> Option<Vec<String>> {
     let mut depth = 0;
     let words = list.split(|character| {
@@ -134,7 +133,7 @@ fn expand(word: &str, found: &mut Vec<String>) -> Option<()> {
     Some(())
 }
 
-/// The numbers of a range such as `01-03`, with their zeros.
+/// Returns the numbers of a range such as `01-03`, with their zeros.
 fn numbers(range: &str) -> Option<Vec<String>> {
     let (from, to) = range.split_once('-').unwrap_or((range, range));
     let (begin, end) = (from.parse::<u32>().ok()?, to.parse::<u32>().ok()?);

@@ -17,26 +17,27 @@ pub enum StoreAddress {
         /// A free port there.
         port: u16,
     },
-    /// As [`StoreAddress::Tcp`], where the host of rank 0 is one of several: it listens, and the
-    /// others ask at each host until one answers. Launchers give it, and users do not.
+    /// As [`StoreAddress::Tcp`], where the host of rank 0 is one of several. Rank 0 listens, and the others ask at each
+    /// host until one answers. Launchers set it, users do not.
     Among {
         /// The hosts, in the order in which they are asked.
         hosts: Vec<String>,
-        /// A free port on that of rank 0.
+        /// A free port on the host of rank 0.
         port: u16,
     },
-    /// `file:FOLDER`: a folder that all hosts share, for this job alone.
+    /// `file:FOLDER`: a folder that all hosts share, used only by this job.
     File(PathBuf),
 }
 
 impl StoreAddress {
-    /// The address of a port that is numeric, or this machine's own: at another one of `localhost` another process may listen.
+    /// Returns the address of a port if it is numeric, or this machine's own: at another address of `localhost` another
+    /// process may listen.
     pub(super) fn given_ip(&self) -> Option<IpAddr> {
         let StoreAddress::Tcp { host, .. } = self else { return None };
         host.parse().ok().or_else(|| self.is_on_one_machine().then_some(Ipv4Addr::LOCALHOST.into()))
     }
 
-    /// Whether no other machine reaches it.
+    /// Returns whether no other machine reaches it.
     #[must_use]
     pub fn is_on_one_machine(&self) -> bool {
         match self {

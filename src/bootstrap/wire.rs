@@ -2,19 +2,20 @@
 
 use crate::fault::Fault;
 
-/// Most ranks of one machine.
+/// The maximum number of ranks of one machine.
 pub(super) const MOST_RANKS: u32 = 4096;
 
 const MAGIC: u32 = 0x4542_4452;
 const VERSION: u32 = 4;
 
-/// Bytes of a greeting.
+/// The bytes of a greeting.
 pub(super) const HELLO: usize = 20;
 
-/// Bytes that rank 0 draws for each process that comes, and which its greeting is sealed with: a greeting is heard once.
+/// The bytes of the nonce that rank 0 draws for each process that comes. The greeting is sealed with it, so a greeting
+/// is accepted once.
 pub(super) const NONCE: usize = 16;
 
-/// Longest verdict: an error text, or the process ids.
+/// The maximum length of a verdict: an error text, or the process ids.
 pub(super) const VERDICT: usize = 16 + 4 * MOST_RANKS as usize;
 
 /// A guest's greeting.
@@ -22,7 +23,7 @@ pub(super) const VERDICT: usize = 16 + 4 * MOST_RANKS as usize;
 pub(crate) struct Hello {
     pub(crate) rank: u32,
     pub(crate) ranks: u32,
-    /// The guest's process, so that another one cannot pass its greeting on as its own.
+    /// The guest's process, so that another process cannot forward its greeting as its own.
     pub(crate) process: u32,
 }
 
@@ -35,7 +36,7 @@ impl Hello {
         bytes
     }
 
-    /// `None` for the bytes of a stranger, or of another version.
+    /// Decodes a greeting; `None` for the bytes of a stranger, or of another version.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let field = |index: usize| bytes.get(4 * index..4 * index + 4)?.try_into().ok().map(u32::from_le_bytes);
         let is_ours = field(0)? == MAGIC && field(1)? == VERSION;
@@ -48,7 +49,7 @@ impl Hello {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Heading {
     pub(crate) refused: bool,
-    /// Bytes that follow.
+    /// The bytes that follow.
     pub(crate) len: usize,
 }
 
@@ -60,7 +61,7 @@ impl Heading {
         bytes
     }
 
-    /// `None` for more bytes than a verdict can have.
+    /// Decodes a heading; `None` for more bytes than a verdict can have.
     pub(crate) fn decode(bytes: [u8; 8]) -> Option<Self> {
         let len = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]) as usize;
         (len <= VERDICT).then_some(Heading { refused: bytes[0] != 0, len })
@@ -72,7 +73,7 @@ pub(crate) fn encode_pids(pids: &[u32]) -> Vec<u8> {
     pids.iter().flat_map(|pid| pid.to_le_bytes()).collect()
 }
 
-/// `None` if there is not one for each rank.
+/// Decodes the process ids; `None` if there is not one for each rank.
 pub(crate) fn decode_pids(body: &[u8], ranks: u32) -> Option<Vec<Option<u32>>> {
     let whole = body.len() == 4 * ranks as usize;
     let pid = |bytes: &[u8]| Some(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));

@@ -55,7 +55,7 @@ pub(super) struct Common {
     pub(super) seed: u64,
 }
 
-/// Whether this process is a rank already, and of how many.
+/// Whether this process is a rank already, and of how many ranks.
 pub(super) struct Membership {
     pub(super) ranks: u32,
     pub(super) launched: bool,
@@ -63,7 +63,7 @@ pub(super) struct Membership {
 }
 
 impl Start {
-    /// Finds out what this process is; `usual` ranks if no number is given.
+    /// Finds out whether this process is a rank; `usual` is the number of ranks if none is given.
     pub(super) fn place(&self, usual: u32) -> Result<Membership, Box<dyn std::error::Error>> {
         let identity = Identity::from_env()?;
         let mut config = Config::from_env()?;
@@ -78,10 +78,10 @@ impl Start {
             Some(fabric) => config.fabric = fabric,
             None => {}
         }
-        // A launcher that started one process has started no job: in a shell of Slurm's, `-n` says more.
+        // A launcher that started one process has started no job: in a shell of Slurm, `-n` decides.
         let launched = identity.is_launched() && (identity.ranks > 1 || self.ranks.is_none_or(|asked| asked == 1));
         if !launched {
-            // Here, and not once by each rank that is started.
+            // Checked here, and not once by each rank that is started.
             HwConfig::load(config.hw_config.as_deref())?;
         }
         let ranks = if launched { identity.ranks } else { self.ranks.unwrap_or(usual) };
@@ -106,7 +106,7 @@ impl Common {
     }
 }
 
-/// The mean of each element, by an allreduce of this library.
+/// Returns the mean of each element, by an allreduce of this library.
 pub(super) fn mean_over_ranks(world: &World, mine: &[f64], patience: Duration) -> crate::Result<Vec<f64>> {
     let mut mean = world.allreduce::<f64>(&[mine.len()]).scale(Scale::World).build()?;
     mean.contribution()?.copy_from_slice(mine);

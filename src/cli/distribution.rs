@@ -1,4 +1,4 @@
-//! Measured values, and what reports say of them.
+//! Measured values, and what reports state about them.
 
 /// Values in ascending order.
 #[derive(Debug, Default)]
@@ -10,24 +10,24 @@ impl Distribution {
         Distribution(values)
     }
 
-    /// How many values there are.
+    /// Returns the number of values.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// The value at this fraction of the way from the smallest (0) to the largest (1), rounded to the nearest one; 0.5
-    /// is a median. Not a number if there are no values.
+    /// Returns the value at this fraction of the way from the smallest (0) to the largest (1), rounded to the nearest
+    /// value; 0.5 gives a median. NaN if there are no values.
     pub(super) fn quantile(&self, fraction: f64) -> f64 {
         let index = (self.len().saturating_sub(1) as f64 * fraction).round() as usize;
         self.0.get(index).copied().unwrap_or(f64::NAN)
     }
 
-    /// Not a number if there are no values.
+    /// Returns the mean. NaN if there are no values.
     pub(super) fn mean(&self) -> f64 {
         self.0.iter().sum::<f64>() / self.len() as f64
     }
 
-    /// The square root of the mean square of the distances from the mean. Not a number if there are no values.
+    /// Returns the square root of the mean square of the distances from the mean. NaN if there are no values.
     pub(super) fn deviation(&self) -> f64 {
         let mean = self.mean();
         (self.0.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / self.len() as f64).sqrt()

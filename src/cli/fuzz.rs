@@ -46,10 +46,10 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Pairs of conditions that are printed without --pairs.
+/// The number of pairs of conditions that are printed without --pairs.
 const MOST_PAIRS: usize = 12;
 
-/// The most runs that shrink a failure.
+/// The maximum number of runs that shrink a failure.
 const BUDGET: u64 = 30_000;
 
 pub(super) fn main(args: &Args) -> super::Outcome {
@@ -92,7 +92,8 @@ fn recorded(file: &Path) -> Result<Arc<Recording>, String> {
     Ok(Arc::new(recording.named(name)))
 }
 
-/// The core asserts its invariants: a panic is a failure like any other, and reported as one.
+/// Runs a simulation without the message of a panic. The core asserts its invariants, so a panic is reported like any
+/// other failure.
 fn quietly<R>(simulate: impl FnOnce() -> R) -> R {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
@@ -165,7 +166,7 @@ fn replay(args: &Args, case: &Case, options: &Options) -> super::Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a person needs of a failure: which guarantee did not hold, and the command that replays it.
+/// Returns what a person needs to know about a failure: the violated guarantee, and the command that replays it.
 fn told(Failure { case, what, scenario }: &Failure, args: &Args) -> String {
     let again = match &args.world {
         Some(file) => format!("--world {} --from {} --seeds 1", file.display(), case.order),

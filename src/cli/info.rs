@@ -162,7 +162,7 @@ fn tell(json: bool, config: &Config) {
     say!("Environment: earlybird info --env");
 }
 
-/// What keeps other users out of jobs on several hosts.
+/// Returns what keeps other users out of jobs on several hosts.
 fn secret() -> String {
     let given = std::env::var_os("EARLYBIRD_SECRET");
     match (given, crate::Config::from_env()) {
@@ -220,15 +220,15 @@ fn tell_provider_variables(json: bool) {
     say!("{table}");
 }
 
-/// World sizes for which `depths` are printed.
+/// The world sizes for which `depths` are printed.
 const TOLD: [u32; 3] = [2, 4, 8];
 
-/// How many rounds a provider can be armed ahead, by world size.
+/// Returns how many rounds a provider can be armed ahead, by world size.
 fn depths(provider: &str) -> BTreeMap<u32, u64> {
     TOLD.into_iter().map(|ranks| (ranks, largest_depth(provider, ranks))).collect()
 }
 
-/// Says which providers run programs by themselves, and what happens with the others.
+/// Describes which providers run programs by themselves, and what happens with the others.
 fn programs(devices: &[Device]) -> String {
     let able: BTreeSet<&str> = devices.iter().filter(|device| device.triggers).map(|it| &*it.provider).collect();
     let otherwise = "the ranks carry the rounds out, to the same bits";
@@ -247,7 +247,7 @@ fn programs(devices: &[Device]) -> String {
     format!("Triggers: {}; beyond that, and elsewhere, {otherwise}.", able.join("; "))
 }
 
-/// Providers of fast networks that a library may have: the name and the networks.
+/// The providers of fast networks that a library may have, with the networks.
 const NETWORKS: [(&str, &str); 5] = [
     ("verbs", "InfiniBand, RoCE"),
     ("efa", "AWS"),
@@ -256,7 +256,7 @@ const NETWORKS: [(&str, &str); 5] = [
     ("opx", "Omni-Path"),
 ];
 
-/// Providers of fast networks that this machine lacks.
+/// Returns the providers of fast networks that this machine lacks.
 fn absent(devices: &[Device]) -> Option<String> {
     let is_here = |name: &str| devices.iter().any(|device| device.provider.split(';').any(|part| part == name));
     let absent = NETWORKS.iter().filter(|(name, _)| !is_here(name));

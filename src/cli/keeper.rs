@@ -1,8 +1,8 @@
 //! A process that ends the ranks of a launcher that was killed.
 //!
-//! A rank may be started by others: a shell, `uv run`, `multiprocessing`. The kernel ends only the launcher's own children with
-//! it (`rank.rs`), so the launcher tells the keeper the process group of each rank. At the end of its input the keeper kills
-//! the groups whose first process had not ended by then.
+//! Other processes may start a rank: a shell, `uv run`, `multiprocessing`. The kernel ends only the launcher's own
+//! children with it (`rank.rs`), so the launcher tells the keeper the process group of each rank. At the end of its
+//! input the keeper kills the groups whose first process has not ended by then.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, Write, stdin};
@@ -20,7 +20,7 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// Starts the process, in a group of its own: what ends the launcher by Ctrl-C leaves it.
+    /// Starts the process in a group of its own, so that what ends the launcher by Ctrl-C spares it.
     pub(super) fn start() -> Result<Self, std::io::Error> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg(NAME).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
@@ -28,18 +28,18 @@ impl Keeper {
         told.map(|told| Keeper { told }).ok_or_else(|| std::io::Error::other("the keeper has no input"))
     }
 
-    /// Has a process group killed if the launcher dies.
+    /// Makes the keeper kill a process group if the launcher dies.
     pub(super) fn hold(&mut self, group: u32) {
         self.say(&format!("{group}"));
     }
 
-    /// The first process of a group has ended: the number of the group may be another's later.
+    /// Releases a group whose first process has ended: its number may belong to another group later.
     pub(super) fn let_go(&mut self, group: u32) {
         self.say(&format!("-{group}"));
     }
 
     fn say(&mut self, word: &str) {
-        // A keeper that was killed cannot keep; the ranks work without it.
+        // A keeper that was killed cannot help; the ranks work without it.
         let _ = self.told.write_all(format!("{word}\n").as_bytes());
     }
 }
@@ -54,7 +54,7 @@ pub(super) fn main() -> super::Outcome {
         }
     }
     for group in groups.into_iter().filter_map(Pid::from_raw) {
-        // One that ends at this moment need not be killed.
+        // A group that ends at this moment need not be killed.
         let _ = kill_process_group(group, Signal::KILL);
     }
     Ok(ExitCode::SUCCESS)

@@ -31,8 +31,8 @@ pub(super) enum Bind {
 pub(super) enum Output {
     /// Every line is prefixed with its rank.
     Prefixed,
-    /// Rank 0 speaks for all: its lines have no prefix. Those of others, and the errors of all, have one. At a terminal
-    /// rank 0 also writes its errors itself: a progress bar is drawn only where that is so.
+    /// Rank 0's output has no prefix. The output of the other ranks, and the errors of all, have one. At a terminal
+    /// rank 0 also writes its errors itself, because a progress bar is drawn only then.
     First,
 }
 
@@ -44,12 +44,12 @@ pub(super) struct Launch<'a> {
     pub(super) args: &'a [OsString],
 }
 
-/// After a rank failed, the time in which the others can notice, report it and end.
+/// The time after a failure of a rank in which the others can notice it, report it and end.
 const AFTER_A_FAILURE: Duration = Duration::from_secs(5);
-/// After a signal that asks for the end, the time in which ranks can end in good order; as long as Slurm gives them.
+/// The time after a terminating signal in which ranks can end in good order; Slurm gives them the same time.
 const AFTER_A_SIGNAL: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(5);
-/// For output that has not been read when all ranks have ended.
+/// The time for output that has not been read when all ranks have ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 struct Rank {
@@ -72,7 +72,8 @@ impl Launch<'_> {
         let (out, err) = (Arc::new(Outlet::to(std::io::stdout())), Arc::new(Outlet::to(std::io::stderr())));
         let mut keeper = Keeper::start()?;
         for rank in 0..self.ranks {
-            // Children die with the thread that started them, so this thread stays. The keeper ends what they have started.
+            // Children die with the thread that started them, so this thread stays. The keeper ends what they have
+            // started.
             let spawned = self.command(rank, &meeting, &secret)?.spawn();
             let mut child = spawned.map_err(|cause| cannot_start(rank, &cause))?;
             keeper.hold(child.id());
@@ -109,11 +110,11 @@ impl Launch<'_> {
         command.env("EARLYBIRD_WORLD_SIZE", self.ranks.to_string());
         command.env("EARLYBIRD_STORE", meeting);
         command.envs(ofi::variables_not_set());
-        // A secret that the user has set stays: ranks that are started otherwise may know it.
+        // A secret that the user has set is kept, because ranks that are started otherwise may know it.
         if std::env::var_os("EARLYBIRD_SECRET").is_none() {
             command.env("EARLYBIRD_SECRET", secret);
         }
-        // Rank 0 reads what the launcher is given. A terminal would stop it: it is in a group of its own.
+        // Rank 0 reads the launcher's input. A terminal would stop it, because it is in a group of its own.
         let reads = rank == 0 && self.output == Output::Prefixed && !std::io::stdin().is_terminal();
         command.stdin(if reads { Stdio::inherit() } else { Stdio::null() });
         command.process_group(0);
@@ -128,8 +129,8 @@ impl Launch<'_> {
     }
 }
 
-/// An unguessable number: a name for the meeting, which all users can read in /proc/net/unix, and a
-/// secret, which only this user and root can read in the environment of the ranks.
+/// Returns an unguessable number: a name for the meeting, which all users can read in /proc/net/unix, or a secret,
+/// which only this user and root can read in the environment of the ranks.
 fn random() -> Result<String, std::io::Error> {
     let mut bytes = [0; 16];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
@@ -144,8 +145,8 @@ fn signal(ranks: &[Rank], signal: Signal) {
     }
 }
 
-/// Waits for all ranks, passes signals on, and ends ranks that outlive a failure or a signal that asks for the end. A
-/// second such signal ends them at once. Output that has no reader any more asks for the end, too, as a closed pipe ends a
+/// Waits for all ranks, forwards signals, and ends ranks that outlive a failure or a terminating signal. A second such
+/// signal ends them at once. Output without a reader counts as a terminating signal, too, as a closed pipe ends a
 /// program.
 fn watch(
     ranks: &mut [Rank],
@@ -207,7 +208,7 @@ fn describe(status: ExitStatus) -> (u8, String) {
     }
 }
 
-/// Checks a number of ranks that a command is to start.
+/// Checks the number of ranks that a command starts.
 pub(super) fn check_ranks(ranks: u32) -> Result<(), String> {
     match ranks {
         0 => Err("0 ranks can do nothing; use -n 1 or more".to_owned()),
@@ -224,7 +225,7 @@ pub(super) fn again(ranks: u32, bind: Bind) -> super::Outcome {
     Launch { ranks, bind, output: Output::First, program: program.as_os_str(), args: &args }.run()
 }
 
-/// Why a rank cannot be started, and what to do.
+/// Returns why a rank cannot be started, and what to do.
 fn cannot_start(rank: u32, cause: &std::io::Error) -> String {
     let all_used = [Errno::MFILE, Errno::NFILE].map(|errno| Some(errno.raw_os_error())).contains(&cause.raw_os_error());
     let advice = if all_used { "; the launcher takes two descriptors a rank, raise ulimit -n" } else { "" };

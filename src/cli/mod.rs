@@ -7,7 +7,7 @@ macro_rules! say {
     };
 }
 
-/// Prints a line about what went wrong.
+/// Prints a line about a failure.
 macro_rules! complain {
     ($($what:tt)*) => {
         crate::cli::output::complain(format_args!($($what)*))
@@ -77,8 +77,8 @@ enum Command {
 /// The result of a command: its exit status, or an error that is printed in one line.
 type Outcome = Result<ExitCode, Box<dyn std::error::Error>>;
 
-/// Does what the arguments of this process say: the `earlybird` command, for its binary. What it prints and its exit status
-/// are for people and shells.
+/// Runs the `earlybird` command with the arguments of this process, for its binary. Its output and its exit status are
+/// for people and shells.
 pub fn command() -> ExitCode {
     let cli = Cli::parse();
     if let Err(error) = crate::log::to_stderr() {
@@ -108,7 +108,7 @@ pub fn command() -> ExitCode {
     })
 }
 
-/// Reads a size for clap.
+/// Parses a size for clap.
 fn size(text: &str) -> Result<u64, String> {
     crate::units::parse_size(text)
 }

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 /// Why a line could not be written.
 static FAILED: OnceLock<String> = OnceLock::new();
 
-/// Prints a line. A closed reader (`| head`) is no reason to fail: other ranks wait.
+/// Prints a line. A closed reader (`| head`) is not a failure, because other ranks wait.
 pub(super) fn line(line: Arguments<'_>) {
     match writeln!(stdout(), "{line}") {
         Err(cause) if cause.kind() != ErrorKind::BrokenPipe => _ = FAILED.get_or_init(|| cause.to_string()),
@@ -15,13 +15,13 @@ pub(super) fn line(line: Arguments<'_>) {
     }
 }
 
-/// Why a line could not be written, if one could not.
+/// Returns why a line could not be written; `None` if all were.
 pub(super) fn failure() -> Option<&'static str> {
     FAILED.get().map(String::as_str)
 }
 
-/// Prints a line of the command's own about what went wrong, in one piece: lines of several ranks must not mix.
+/// Prints a line of the command's own about a failure, in one piece, so that lines of several ranks do not mix.
 pub(super) fn complain(what: Arguments<'_>) {
-    // There is no other place to say it.
+    // There is no other place to report it.
     let _ = stderr().write_all(format!("earlybird: {what}\n").as_bytes());
 }

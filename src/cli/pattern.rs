@@ -2,7 +2,7 @@
 
 use crate::{Absent, Element, Entry, Outcome, bf16, f16};
 
-/// An element type that has every whole number up to `MOST`.
+/// An element type that can represent every whole number up to `MOST`.
 pub(super) trait Exact: Element {
     const MOST: u32;
     fn from_small(value: u32) -> Self;
@@ -36,7 +36,7 @@ exact!(
     i16: 32_767, |value| value as i16, f64::from
 );
 
-/// Contributions whose sums are exact in their type, with carried ones, too.
+/// Contributions whose sums are exact in their type, including carried ones.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pattern {
     own: u32,
@@ -50,7 +50,7 @@ impl Pattern {
         Pattern { own: (share / 2 + 1).min(61), position: (share / 2 + share % 2).clamp(1, 32) }
     }
 
-    /// The part that depends on the rank, and changes with `tag`.
+    /// Returns the part that depends on the rank, and changes with `tag`.
     fn own_part(self, rank: u32, tag: u64) -> u32 {
         ((u64::from(rank) * 37 + tag * 11) % u64::from(self.own)) as u32
     }
@@ -64,7 +64,7 @@ impl Pattern {
         data.iter_mut().enumerate().for_each(|(index, x)| *x = T::from_small(own + self.position_part(index)));
     }
 
-    /// Counts elements that differ from what the cut gives; `tag` of the round they were made for.
+    /// Counts elements that differ from what the cut gives. `tag` returns the tag of the round they were made for.
     pub(super) fn wrong<T: Exact>(
         self,
         outcome: &Outcome<'_, T>,
@@ -78,7 +78,7 @@ impl Pattern {
         let own = |entry: Entry| self.own_part(entry.rank, tag(outcome.round() - entry.age));
         match absent {
             Absent::Decay(factor) => {
-                // Products and sums are rounded to 24 bits at least, and the result to what the type has.
+                // Products and sums are rounded to at least 24 bits, and the result to the precision of the type.
                 let factor = |entry: Entry| f64::from(factor).powf(entry.age as f64);
                 let (mut part, mut weight, mut count) = (0.0, 0.0, 0);
                 for entry in entries() {
@@ -95,7 +95,7 @@ impl Pattern {
                 };
                 looked_at.filter(bad).count() as u64
             }
-            // What is held stands in a model, which is not what is checked here.
+            // Held contributions are in models, which are not checked here.
             Absent::Carry | Absent::Drop | Absent::Hold => {
                 let (part, count) = entries().fold((0, 0), |(part, count), entry| (part + own(entry), count + 1));
                 let bad = |index: &usize| data[*index] != T::from_small(part + count * self.position_part(*index));

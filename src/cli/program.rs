@@ -66,7 +66,7 @@ pub(super) struct Args {
 
 const MOST_BYTES: u64 = 1 << 36;
 
-/// A drawing of more ranks than this cannot be read, nor laid out in reasonable time.
+/// The maximum number of ranks of a drawing: more cannot be read, nor laid out in reasonable time.
 const MOST_RANKS: u32 = 1024;
 
 pub(super) fn main(args: &Args) -> super::Outcome {
@@ -143,7 +143,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The cut mover runs no table: its initiator is unique, so it signals the others itself.
+/// Prints the cut mover, which runs no table: its initiator is unique, so it signals the others itself.
 fn print_cut(args: &Args) -> super::Outcome {
     let counts = Counts::of_cut(args.ranks, args.bytes);
     if args.dot {
@@ -262,8 +262,8 @@ fn summary(args: &Args, world: &[Program]) -> Table {
     table
 }
 
-/// Operations as boxes, ranks as frames. An edge is a counter that one operation adds to and
-/// another waits for: dashed between ranks, bold if data travels with it.
+/// Draws operations as boxes and ranks as frames. An edge is a counter that one operation adds to and another waits
+/// for: dashed between ranks, bold if data travels with it.
 fn draw(world: &[Program], only: Option<u32>, fire: Fire) -> String {
     let mut dot = String::new();
     let name = |rank: u32, index: usize| format!("r{rank}o{index}");

@@ -1,7 +1,7 @@
-//! Passes the output of ranks on, line by line, each with its rank in front.
+//! Forwards the output of ranks, line by line, each prefixed with its rank.
 //!
-//! Lines of two ranks never mix. What a rank has not ended, such as a prompt or a progress bar, is passed on after a moment,
-//! too; if another rank speaks then, a new line begins.
+//! Lines of two ranks never mix. An unfinished line of a rank, such as a prompt or a progress bar, is forwarded after a
+//! moment, too; if another rank writes then, a new line begins.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
@@ -12,26 +12,26 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// How long a line that has begun may take to its end before what there is of it is passed on.
+/// How long an unfinished line may remain before it is forwarded.
 const MOMENT: Duration = Duration::from_millis(20);
 
-/// More than this of a line is passed on at once.
+/// A longer part of a line is forwarded at once.
 const MOST: usize = 64 << 10;
 
-/// Where the output of several ranks goes.
+/// The destination of the output of several ranks.
 #[derive(Debug)]
 pub(super) struct Outlet<W> {
     to: Mutex<Line<W>>,
-    /// It has no reader any more.
+    /// Whether it has no reader any more.
     closed: AtomicBool,
-    /// Why output was lost otherwise.
+    /// Why output was lost for another reason.
     failure: OnceLock<String>,
 }
 
 #[derive(Debug)]
 struct Line<W> {
     to: W,
-    /// The rank whose line has begun and not ended, and whether it begins the line anew.
+    /// The rank whose line is unfinished, and whether it begins the line anew.
     open: Option<(u32, bool)>,
 }
 
@@ -40,17 +40,17 @@ impl<W: Write + Send> Outlet<W> {
         Outlet { to: Mutex::new(Line { to, open: None }), closed: AtomicBool::new(false), failure: OnceLock::new() }
     }
 
-    /// Why output was lost, if it was, and not because there is no reader.
+    /// Returns why output was lost, unless there is no reader; `None` if nothing was lost.
     pub(super) fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
     }
 
-    /// Whether there is no reader any more.
+    /// Returns whether there is no reader any more.
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
     }
 
-    /// Passes on all that a rank writes.
+    /// Forwards all that a rank writes.
     pub(super) fn relay(&self, rank: u32, mut from: impl Read + AsFd) {
         let (mut chunk, mut said) = (vec![0; MOST], Vec::new());
         loop {
@@ -90,7 +90,7 @@ impl<W: Write + Send> Outlet<W> {
                 out.push(b'\n');
                 line.open = None;
             }
-            // A line that is written anew keeps its rank in front.
+            // A line that is rewritten keeps its rank in front.
             for part in piece.split_inclusive(|&byte| byte == b'\r') {
                 let goes_on = matches!(line.open, Some((_, false)));
                 let ends = part == b"\n" && line.open.is_some();
@@ -104,7 +104,7 @@ impl<W: Write + Send> Outlet<W> {
         self.write(&mut line, &out);
     }
 
-    /// A rank has ended: what it said last is a line.
+    /// Ends the last line of a rank that has ended.
     fn end_line(&self, rank: u32) {
         let mut line = self.to.lock();
         if line.open.is_some_and(|(open, _)| open == rank) {

@@ -108,7 +108,7 @@ fn check(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
-/// The peak memory of this process in bytes, if the system reports it.
+/// Returns the peak memory of this process in bytes, if the system reports it.
 fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

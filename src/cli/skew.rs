@@ -1,4 +1,4 @@
-//! Which ranks are late, and by how much: the same grammar for `bench` and `train`.
+//! Which ranks are late, and by how much. `bench` and `train` use the same grammar.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,7 +16,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Skew {
     None,
-    /// Rank r is late by r times this.
+    /// Rank r is late by r times this time.
     Linear(Duration),
     /// One rank is late.
     One {
@@ -25,12 +25,12 @@ pub(super) enum Skew {
     },
     /// The upper half of the ranks is late.
     Half(Duration),
-    /// A number of ranks, drawn anew each time, are late.
+    /// A number of ranks that are drawn anew each time are late.
     Random {
         ranks: u32,
         by: Duration,
     },
-    /// Every rank, drawn anew each time.
+    /// Every rank is late, by a time that is drawn anew each time.
     Lognormal {
         mean: Duration,
         sigma: Duration,
@@ -95,7 +95,7 @@ impl Skew {
         *self == Skew::None
     }
 
-    /// How late each rank is at a time. A pure function: every rank computes the same.
+    /// Returns how late each rank is at a time. It is a pure function: every rank computes the same.
     pub(super) fn delays(&self, ranks: u32, time: u64, seed: u64) -> Vec<Duration> {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ time.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let mut delays = vec![Duration::ZERO; ranks as usize];
@@ -118,8 +118,8 @@ impl Skew {
         delays
     }
 
-    /// Mean over ranks of an arrival's wait if communication took no time, when all start at once
-    /// and round `time + 1` is the next. A fixed grace counts.
+    /// Returns the mean over ranks of an arrival's wait if communication took no time, all ranks start at once, and
+    /// round `time + 1` is the next one. A fixed grace counts.
     pub(super) fn ideal(&self, (fire, grace): (Fire, Grace), ranks: u32, time: u64, seed: u64) -> Duration {
         let delays = self.delays(ranks, time, seed);
         let mut sorted = delays.clone();

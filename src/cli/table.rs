@@ -2,17 +2,17 @@
 
 use std::fmt;
 
-/// A table whose rows are printed as they come. A column is as wide as its head and its first cell, with room for greater
-/// numbers, and grows with a longer cell.
+/// A table whose rows are printed as they come. A column is as wide as its head and its first cell, with space for
+/// greater numbers, and grows with a longer cell.
 #[derive(Debug)]
 pub(super) struct Rows {
     head: Vec<String>,
-    /// Of each column; before the first row, what it has at least.
+    /// The width of each column; before the first row, its minimum width.
     widths: Vec<usize>,
     has_begun: bool,
 }
 
-/// Digits by which numbers may become longer than the first one.
+/// The number of digits by which numbers may become longer than the first one.
 const ROOM: usize = 2;
 
 impl Rows {
@@ -41,7 +41,7 @@ impl Rows {
     }
 }
 
-/// A row in columns of these widths.
+/// Formats a row in columns of these widths.
 fn line(cells: &[String], widths: &[usize], numeric: &[bool]) -> String {
     let cell = |(column, cell): (usize, &String)| {
         let width = widths[column];
@@ -51,7 +51,7 @@ fn line(cells: &[String], widths: &[usize], numeric: &[bool]) -> String {
     line.join("  ").trim_end().to_owned()
 }
 
-/// Columns as wide as their widest cell; numbers are aligned to the right.
+/// A table whose columns are as wide as their widest cell; numbers are aligned to the right.
 #[derive(Debug)]
 pub(super) struct Table {
     rows: Vec<Vec<String>>,

@@ -14,30 +14,30 @@ use crate::reduce::{Dtype, Item};
 use crate::rule::{Executor, Grace, Mover};
 use crate::time::Deadline;
 
-/// A persistent partial allreduce: round after round over the same memory.
+/// A persistent partial allreduce, which runs round after round over the same memory.
 ///
-/// The order of calls is *contribution, arrive, wait*, and at the end *finish*. One thread at a
-/// time may use a handle. Dropping it without [`finish`](Allreduce::finish) aborts the job, because
-/// the others would wait for this rank for ever.
+/// The order of calls is *contribution, arrive, wait*, and at the end *finish*. One thread at a time may use a handle.
+/// Dropping it without [`finish`](Allreduce::finish) aborts the job, because the others would wait for this rank for
+/// ever.
 #[derive(Debug)]
 pub struct Allreduce<T> {
     calls: Calls,
     dtype: Dtype,
     lengths: Vec<usize>,
-    /// Tells it apart from other collectives; the same on all ranks.
+    /// The same number on all ranks, which tells this collective apart from others.
     run: u64,
     item: PhantomData<T>,
 }
 
-/// What a collective works with, where its builder may have left the choice open.
+/// The choices that a collective works with, including those that its builder left open.
 #[cfg(earlybird_tools)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chosen {
     /// How data moves: by cut or by tree.
     pub mover: Mover,
-    /// How long a round stays open after it fired.
+    /// How long a round stays open after it has fired.
     pub grace: Grace,
-    /// Rounds that a rank may have unreleased; 1 where no rank gets ahead.
+    /// The number of rounds that a rank may have unreleased; 1 where no rank gets ahead.
     pub depth: u64,
 }
 
@@ -46,21 +46,21 @@ impl<T: Item> Allreduce<T> {
         Allreduce { calls, dtype, lengths, run, item: PhantomData }
     }
 
-    /// The type of the elements.
+    /// Returns the type of the elements.
     #[must_use]
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// Lengths of the tensors, in elements, as the builder got them. A contribution has them one
+    /// Returns the lengths of the tensors, in elements, as the builder got them. A contribution holds the tensors one
     /// after the other.
     #[must_use]
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
     }
 
-    /// The memory of the next contribution: registered, and with the content of an earlier
-    /// contribution. It may be written while the round of the last arrival is in progress.
+    /// Returns the memory of the next contribution: all tensors, one after the other. It is registered and holds the
+    /// content of an earlier contribution. The caller may write it while the round of the last arrival is in progress.
     ///
     /// # Errors
     /// [`Error::Usage`] after `finish`.
@@ -72,17 +72,17 @@ impl<T: Item> Allreduce<T> {
         Ok(self.calls.memory_mut().contribution(at, bytes))
     }
 
-    /// One tensor of the next contribution; see [`contribution`](Allreduce::contribution).
+    /// Returns one tensor of the next contribution; see [`contribution`](Allreduce::contribution).
     ///
     /// # Errors
-    /// [`Error::Usage`] if there is no such tensor, or after `finish`.
+    /// [`Error::Usage`] if `index` is not the number of a tensor, or after `finish`.
     pub fn tensor(&mut self, index: usize) -> Result<&mut [T]> {
         let missing = || self.usage("tensor", "there is no tensor of this number in the collective");
         let range = self.tensor_range(index).ok_or_else(missing)?;
         Ok(&mut self.contribution()?[range])
     }
 
-    /// A tensor in contributions and outcomes.
+    /// Returns the range of a tensor in contributions and outcomes.
     pub(super) fn tensor_range(&self, index: usize) -> Option<Range<usize>> {
         let length = *self.lengths.get(index)?;
         let from: usize = self.lengths[..index].iter().sum();
@@ -90,17 +90,17 @@ impl<T: Item> Allreduce<T> {
         Some(from * each..(from + length) * each)
     }
 
-    /// One, or the bytes of an element if data is lent as bytes.
+    /// Returns the number of items in an element: one, or its bytes if data is lent as bytes.
     fn items_in_element(&self) -> usize {
         self.dtype.size() / size_of::<T>()
     }
 
-    /// Copies tensors into the contribution and arrives: for data that lies elsewhere. Data that is
-    /// produced in [`contribution`](Allreduce::contribution) needs no copy.
+    /// Copies tensors into the contribution and arrives, for data that lies elsewhere. Data that is produced in
+    /// [`contribution`](Allreduce::contribution) needs no copy.
     ///
-    /// If ranks share memory, large data arrives first and is copied then, a piece that fits into a
-    /// cache at a time, while others reduce the pieces that are there. For each piece this call
-    /// reduces a segment that is complete on all ranks, if there is one.
+    /// If ranks share memory, large data arrives first and is copied afterwards, one cache-sized piece at a time, while
+    /// other ranks reduce the pieces that are there. After each piece, this call reduces a segment that is complete on
+    /// all ranks, if there is one.
     ///
     /// # Errors
     /// [`Error::Usage`] if the tensors differ in number or length from those of the collective;
@@ -113,12 +113,12 @@ impl<T: Item> Allreduce<T> {
         self.calls.arrive_with(|memory, at, range| copy_in(tensors, range.start, memory.contribution(at, range.len())))
     }
 
-    /// Sets the weight of the next contribution. It counts as much as `weight` contributions of weight 1, for instance
-    /// one for each sample in a batch. Needs [`Scale::Weights`](crate::Scale::Weights): rounds are weighted means
-    /// then, and their cuts have the weights.
+    /// Sets the weight of the next contribution, which then counts like `weight` contributions of weight 1, for
+    /// instance one for each sample in a batch. Needs [`Scale::Weights`](crate::Scale::Weights): rounds are then
+    /// weighted means, and their cuts hold the weights.
     ///
     /// The weight is a whole number, so that it is exact and fits the cut. A contribution of weight 0 adds nothing and
-    /// still counts towards firing. Elements are multiplied by the weight before they are added: values near the
+    /// still counts towards firing. Elements are multiplied by the weight before they are added, so values near the
     /// largest of their type may become infinite.
     ///
     /// # Errors
@@ -132,50 +132,49 @@ impl<T: Item> Allreduce<T> {
         Ok(())
     }
 
-    /// Hands the contribution in and returns at once. If this arrival fires the round, the call may
-    /// reduce small data. It reduces large data only under the peer executor, where it runs
-    /// whatever this arrival triggers.
+    /// Hands in the contribution and returns at once. If this arrival fires the round, the call may reduce small data.
+    /// It reduces large data only under the peer executor, where it runs everything that this arrival triggers.
     ///
-    /// The contribution is for the round after the newest outcome that was returned. It is *fresh*
-    /// if that round is still open; otherwise it is *carried* into the next one that fires.
+    /// The contribution is meant for the round after the newest outcome that was returned. It is *fresh* if that round
+    /// is still open; otherwise it is *carried* into the next round that fires.
     ///
     /// # Errors
-    /// [`Error::Usage`] while the outcome of the last arrival was not taken, or after `finish`;
-    /// a dead peer, a failed transport or an aborted job.
+    /// [`Error::Usage`] while the outcome of the last arrival has not been taken, or after `finish`. Also a dead peer,
+    /// a failed transport or an aborted job.
     #[inline]
     pub fn arrive(&mut self) -> Result<()> {
         self.calls.arrive()
     }
 
-    /// Waits for the outcome of the last arrival. Returns it together with all outcomes that were
-    /// missed, oldest first. While it waits, this rank moves data for all ranks.
+    /// Waits for the outcome of the last arrival. Returns it together with all outcomes that this rank missed, oldest
+    /// first. While it waits, this rank moves data for all ranks.
     ///
     /// # Errors
-    /// [`Error::Timeout`] naming who is missing: call again to go on waiting. [`Error::Usage`]
-    /// without an arrival; a dead peer, a failed transport or an aborted job.
+    /// [`Error::Timeout`], which names the missing ranks; call again to continue waiting. [`Error::Usage`] without an
+    /// arrival. Also a dead peer, a failed transport or an aborted job.
     #[inline]
     pub fn wait(&mut self, deadline: impl Into<Deadline>) -> Result<Outcomes<'_, T>> {
         let rounds = self.take(deadline.into())?;
         Ok(self.held(rounds))
     }
 
-    /// As [`wait`](Allreduce::wait), for a caller that [holds](Allreduce::held) the rounds later, with no other call in
-    /// between.
+    /// As [`wait`](Allreduce::wait), for a caller that [holds](Allreduce::held) the rounds later, without another call
+    /// in between.
     pub(super) fn take(&mut self, deadline: Deadline) -> Result<RangeInclusive<u64>> {
         self.calls.wait(deadline)
     }
 
-    /// Does what there is to do now, for a caller that waits in another collective and has no thread.
+    /// Does the work that is due now, for a caller that waits in another collective and has no thread.
     pub(super) fn tend(&mut self, operation: &'static str) -> Result<()> {
         self.calls.tend(operation)
     }
 
-    /// The outcomes of rounds that were taken.
+    /// Returns the outcomes of rounds that were taken.
     pub(super) fn held(&self, rounds: RangeInclusive<u64>) -> Outcomes<'_, T> {
         Outcomes::new(self, rounds)
     }
 
-    /// As [`wait`](Allreduce::wait) without blocking: `None` if it would have to wait.
+    /// Returns what [`wait`](Allreduce::wait) would return, without blocking; `None` if that would have to wait.
     ///
     /// # Errors
     /// As `wait`, except for the timeout.
@@ -184,7 +183,7 @@ impl<T: Item> Allreduce<T> {
         Ok(rounds.map(|rounds| Outcomes::new(self, rounds)))
     }
 
-    /// The outcome of a round that was [kept](Outcomes::keep) and is not released; `None` of any other.
+    /// Returns the outcome of a round that was [kept](Outcomes::keep) and not released; `None` for any other round.
     #[must_use]
     pub fn kept(&self, round: u64) -> Option<Outcome<'_, T>> {
         let session = self.calls.session();
@@ -192,44 +191,45 @@ impl<T: Item> Allreduce<T> {
         rounds.contains(&round).then(|| Outcome::new(self, round, *rounds.start()))
     }
 
-    /// Releases the rounds that were [kept](Outcomes::keep): their memory may be used again.
+    /// Releases the rounds that were [kept](Outcomes::keep), so that their memory may be used again.
     pub fn release(&mut self) {
         self.calls.settle();
     }
 
-    /// The same, of those up to a round.
+    /// Releases the rounds that were [kept](Outcomes::keep), up to `round`.
     pub fn release_up_to(&mut self, round: u64) {
         let base = self.calls.session().facts().base;
         self.calls.release(round.saturating_sub(base));
     }
 
-    /// Leaves in good order: with one more, empty arrival, which counts towards firing. After the
-    /// round that it enters, no rank waits for this one. Blocks until that round is complete, so
-    /// all contributions of this rank have entered. Outcomes that were not taken are dropped; [`leave`](Allreduce::leave)
-    /// returns them.
+    /// Leaves in good order, with one more, empty arrival, which counts towards firing. After the round that this
+    /// arrival enters, no rank waits for this one. Blocks until that round is complete, so all contributions of this
+    /// rank have entered. Drops outcomes that were not taken; [`leave`](Allreduce::leave) returns them.
     ///
     /// Under [`Executor::Provider`] it also waits for all ranks to leave, within the world's deadline.
     ///
-    /// A rank that leaves several collectives earlier than others leaves them by turns: it calls `finish` for each with a
-    /// deadline of a millisecond, until all calls succeed. Otherwise it may wait in one for ranks that wait for it in another.
+    /// A rank that leaves several collectives earlier than other ranks must leave them by turns: it calls `finish` for
+    /// each with a deadline of a millisecond, until all calls succeed. Otherwise it may wait in one collective for
+    /// ranks that wait for it in another.
     ///
     /// # Errors
-    /// [`Error::Timeout`]: call again to go on; a dead peer, a failed transport or an aborted job.
+    /// [`Error::Timeout`]: call again to continue. Also a dead peer, a failed transport or an aborted job.
     pub fn finish(&mut self, deadline: impl Into<Deadline>) -> Result<()> {
         let deadline = Deadline::from(deadline.into().instant());
         while self.leave(deadline)?.is_some() {}
         Ok(())
     }
 
-    /// Leaves as [`finish`](Allreduce::finish), a part of the way: returns the next outcomes that were not taken, oldest
-    /// first, and `None` once this rank has left. The last ones end with the round that has this rank's last arrival, so a
-    /// rank that takes them all has all that it contributed.
+    /// Leaves like [`finish`](Allreduce::finish), step by step. Returns the next outcomes that were not taken, oldest
+    /// first, and `None` once this rank has left. The last outcomes end with the round that holds this rank's last
+    /// arrival, so a rank that takes them all has all that it contributed.
     ///
-    /// Call it until it returns `None`; other ranks may wait meanwhile. In groups by order of arrival a rank gets no outcome
-    /// for its last arrival.
+    /// Call it until it returns `None`; other ranks may be waiting meanwhile. In groups by order of arrival, a rank
+    /// gets no outcome for its last arrival.
     ///
-    /// A rank that has left hears of no later round. To wait until all have left, ranks call
-    /// [`World::barrier`](crate::World::barrier) after it, with a deadline for as long as others may go on.
+    /// A rank that has left learns of no later round. To wait until all ranks have left, ranks call
+    /// [`World::barrier`](crate::World::barrier) afterwards, with a deadline that covers the time for which others may
+    /// continue.
     ///
     /// ```
     /// # use earlybird::World;
@@ -253,51 +253,52 @@ impl<T: Item> Allreduce<T> {
         Ok(rounds.map(|rounds| self.held(rounds)))
     }
 
-    /// As [`leave`](Allreduce::leave), for a caller that [holds](Allreduce::held) the rounds later, with no other call in
-    /// between.
+    /// As [`leave`](Allreduce::leave), for a caller that [holds](Allreduce::held) the rounds later, without another
+    /// call in between.
     pub(super) fn leave_rounds(&mut self, deadline: Deadline) -> Result<Option<RangeInclusive<u64>>> {
         self.calls.leave(deadline)
     }
 
-    /// Whether the outcome of the last arrival is there. Does no work for it.
+    /// Returns whether the outcome of the last arrival is available. Does no work for it.
     ///
     /// # Errors
-    /// An endpoint that has failed.
+    /// The endpoint has failed.
     pub fn is_complete(&self) -> Result<bool> {
         self.calls.is_complete()
     }
 
-    /// A descriptor that is readable when [`try_wait`](Allreduce::try_wait) would return outcomes or an error: for `poll`, `epoll`
-    /// or an event loop that waits for other things, too. It stays the same and open as long as the handle, and only
-    /// [`wait`](Allreduce::wait) and `try_wait` read from it. It may be readable when there is nothing to take yet.
+    /// Returns a descriptor that is readable when [`try_wait`](Allreduce::try_wait) would return outcomes or an error. It is
+    /// for `poll`, `epoll` or an event loop that waits for other things, too. The descriptor stays open and the same
+    /// while the handle lives, and only [`wait`](Allreduce::wait) and `try_wait` read from it. It may be readable although
+    /// `try_wait` returns nothing yet.
     ///
     /// # Errors
-    /// [`Error::Usage`] under another executor than the helper thread's, [`Executor::Thread`]; the process has no
-    /// descriptor left.
+    /// [`Error::Usage`] under an executor other than the helper thread's, [`Executor::Thread`]. Also if the process has
+    /// no descriptor left.
     pub fn completion(&self) -> Result<BorrowedFd<'_>> {
         self.calls.completion()
     }
 
-    /// This rank's counts so far.
+    /// Returns this rank's counts so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.calls.stats()
     }
 
-    /// The name of the path of the data: `replicated`, `gathered`, `scattered`, `eager`,
-    /// `segmented`, `tree` or `offloaded`.
+    /// Returns the name of the path that the data takes: `replicated`, `gathered`, `scattered`, `eager`, `segmented`,
+    /// `tree` or `offloaded`.
     #[must_use]
     pub fn path(&self) -> &'static str {
         self.calls.session().facts().path
     }
 
-    /// The agent that carries rounds out.
+    /// Returns the agent that carries out rounds.
     #[must_use]
     pub fn executor(&self) -> Executor {
         self.calls.executor()
     }
 
-    /// What became of the builder's choices.
+    /// Returns the choices that this collective works with.
     #[cfg(earlybird_tools)]
     #[must_use]
     pub fn chosen(&self) -> Chosen {
@@ -310,7 +311,7 @@ impl<T: Item> Allreduce<T> {
         &self.calls
     }
 
-    /// This rank's part of the collective after a held round, behind which nothing is carried.
+    /// Returns this rank's part of the collective after a held round. Nothing may be carried into a later round.
     pub(super) fn checkpoint(&self, round: u64, lengths: &[usize]) -> Checkpoint {
         let facts = self.calls.session().facts();
         let model = facts.has_memory.then(|| bytemuck::cast_slice(self.data(round)));
@@ -321,7 +322,7 @@ impl<T: Item> Allreduce<T> {
         self.calls.session().cut(round)
     }
 
-    /// The elements of a held round.
+    /// Returns the elements of a held round.
     #[inline]
     pub(super) fn data(&self, round: u64) -> &[T] {
         let (at, bytes) = self.calls.session().place(round);
@@ -333,7 +334,7 @@ impl<T: Item> Allreduce<T> {
     }
 }
 
-/// Copies the bytes from `from` on of consecutive tensors.
+/// Copies consecutive tensors to `to`, starting at byte `from` of them.
 fn copy_in<T: Item>(tensors: &[&[T]], from: usize, mut to: &mut [T]) {
     let mut skip = from / size_of::<T>();
     for tensor in tensors {

@@ -41,7 +41,7 @@ use crate::trigger::{Request, Start};
 use crate::world::World;
 use models::Model;
 
-/// The choices for a partial allreduce, from [`World::allreduce`]. All ranks must make the same.
+/// The choices for a partial allreduce, from [`World::allreduce`]. All ranks must make the same choices.
 #[derive(Debug)]
 #[must_use = "nothing happens before build()"]
 pub struct AllreduceBuilder<'w, T> {
@@ -57,13 +57,13 @@ pub struct AllreduceBuilder<'w, T> {
     executor: Executor,
     group: Group,
     following: Option<Following>,
-    /// The preset hands tensors in as they become ready.
+    /// Whether the preset needs tensors handed in as they become ready.
     needs_buckets: bool,
     model: Option<Model<'w>>,
     restored: Option<&'w Checkpoint>,
-    /// The round that its first one follows.
+    /// The round before the first one of this collective.
     base: u64,
-    /// By when it is made; the world's deadline from the beginning on, if this is none.
+    /// The time by which it must be made; `None` for the world's deadline, counted from the start of `build`.
     until: Option<Instant>,
     #[cfg(earlybird_faults)]
     fuse: Option<crate::fault::Fuse>,
@@ -71,21 +71,21 @@ pub struct AllreduceBuilder<'w, T> {
     item: PhantomData<T>,
 }
 
-/// What errors call the building of a collective.
+/// The name of this operation in errors.
 const OPERATION: &str = "allreduce.build";
 
 /// The largest depth.
 const MOST_DEPTH: u32 = 1 << 16;
 
 impl World {
-    /// Begins a partial allreduce over tensors of these lengths (in elements), which lie one after
-    /// the other in a contribution. [`build`](AllreduceBuilder::build) completes it.
+    /// Begins a partial allreduce over tensors of these lengths (in elements), which lie one after the other in a
+    /// contribution. [`build`](AllreduceBuilder::build) creates it.
     pub fn allreduce<T: Element>(&self, lengths: &[usize]) -> AllreduceBuilder<'_, T> {
         AllreduceBuilder::new(self, T::DTYPE, lengths)
     }
 
-    /// The same where the type of the elements is known at run time only: contributions, outcomes and models are bytes.
-    /// Lengths are in elements.
+    /// As [`allreduce`](World::allreduce), for elements whose type is known only at run time: contributions, outcomes
+    /// and models are bytes. Lengths are still in elements.
     pub fn allreduce_bytes(&self, dtype: Dtype, lengths: &[usize]) -> AllreduceBuilder<'_, u8> {
         AllreduceBuilder::new(self, dtype, lengths)
     }
@@ -118,15 +118,15 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         }
     }
 
-    /// When a round fires. Default: [`Fire::ALL`].
+    /// Sets when a round fires. Default: [`Fire::ALL`].
     pub fn fire(mut self, fire: Fire) -> Self {
         self.fire = fire;
         self
     }
 
-    /// Makes the choices of a method: [`fire`](AllreduceBuilder::fire), [`absent`](AllreduceBuilder::absent),
-    /// [`scale`](AllreduceBuilder::scale) and [`group`](AllreduceBuilder::group), in place of what was chosen before. Later
-    /// calls change them. A preset that averages models needs a [`memory`](AllreduceBuilder::memory), too, and
+    /// Sets the choices of a method: [`fire`](AllreduceBuilder::fire), [`absent`](AllreduceBuilder::absent),
+    /// [`scale`](AllreduceBuilder::scale) and [`group`](AllreduceBuilder::group). It replaces earlier choices; later
+    /// calls change them. A preset that averages models also needs a [`memory`](AllreduceBuilder::memory), and
     /// [`Preset::MgWfbp`] needs [`buckets`](AllreduceBuilder::buckets).
     pub fn preset(mut self, preset: Preset) -> Self {
         let ranks = self.world.size();
@@ -137,83 +137,84 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         self
     }
 
-    /// How long a round stays open after it has fired. Default: [`Grace::Auto`]. Has no effect
-    /// under [`Fire::ALL`].
+    /// Sets how long a round stays open after it has fired. Default: [`Grace::Auto`]. Has no effect under
+    /// [`Fire::ALL`].
     pub fn grace(mut self, grace: Grace) -> Self {
         self.grace = grace;
         self
     }
 
-    /// What happens to late contributions. Default: [`Absent::Carry`].
+    /// Sets what happens to late contributions. Default: [`Absent::Carry`].
     pub fn absent(mut self, absent: Absent) -> Self {
         self.absent = absent;
         self
     }
 
-    /// The reduction. Default: [`Reduce::Sum`].
+    /// Sets the reduction. Default: [`Reduce::Sum`].
     pub fn reduce(mut self, reduce: Reduce) -> Self {
         self.reduce = reduce;
         self
     }
 
-    /// The divisor of the sum. Default: [`Scale::Sum`], none.
+    /// Sets the divisor of the sum. Default: [`Scale::Sum`], no division.
     pub fn scale(mut self, scale: Scale) -> Self {
         self.scale = scale;
         self
     }
 
-    /// The number of unreleased rounds that a rank may have before the others wait for it: the
-    /// bound on staleness. Default: 8. Has no effect under [`Fire::ALL`], where no rank gets ahead.
+    /// Sets the maximum number of unreleased rounds of a rank; with more the others wait for it. It bounds staleness.
+    /// Default: 8. Has no effect under [`Fire::ALL`], where no rank gets ahead.
     pub fn depth(mut self, depth: u32) -> Self {
         self.depth = depth;
         self
     }
 
-    /// How data moves once a round fires. Default: [`Mover::Auto`], by the hw-config.
+    /// Sets how data moves after a round fires. Default: [`Mover::Auto`], chosen by the hw-config.
     pub fn mover(mut self, mover: Mover) -> Self {
         self.mover = mover;
         self
     }
 
-    /// The agent that carries a round out. Default: [`Executor::Auto`], by the hw-config.
+    /// Sets the agent that carries out rounds. Default: [`Executor::Auto`], chosen by the hw-config.
     pub fn executor(mut self, executor: Executor) -> Self {
         self.executor = executor;
         self
     }
 
-    /// Which ranks average with each other. Default: [`Group::World`]. Other groups need a
+    /// Sets which ranks average with each other. Default: [`Group::World`]. Other groups need a
     /// [`memory`](AllreduceBuilder::memory).
     pub fn group(mut self, group: Group) -> Self {
         self.group = group;
         self
     }
 
-    /// Counts rounds from the one behind this one on.
+    /// Counts rounds from `round` on: the first round is the one after it.
     pub(super) fn behind(mut self, round: u64) -> Self {
         self.base = round;
         self
     }
 
-    /// Is made by then, as a part of a call that all ranks make together.
+    /// Sets the time by which it must be made, as a part of a call that all ranks make together.
     pub(super) fn by(mut self, until: Deadline) -> Self {
         self.until = Some(until.instant());
         self
     }
 
-    /// Has its cuts from another collective, or tells it to others. Only the mover of cuts runs rounds with given ones.
+    /// Takes the cuts from another collective, or passes its own to others. Only the mover of cuts runs rounds with
+    /// given cuts.
     pub(super) fn following(mut self, following: Following) -> Self {
         self.following = Some(following);
         self.mover(Mover::Cut)
     }
 
-    /// Kills this process when it has passed a place a given number of times.
+    /// Kills this process when it has passed a point a given number of times.
     #[cfg(earlybird_faults)]
     pub fn crash(mut self, place: crate::fault::Crash, after: u64) -> Self {
         self.fuse = Some(crate::fault::Fuse::new(place, after));
         self
     }
 
-    /// Checks the choices as [`build`](AllreduceBuilder::build) does, on this rank alone: other ranks take no part.
+    /// Checks the choices like [`build`](AllreduceBuilder::build), on this rank alone: other ranks take no part.
     ///
     /// # Errors
     /// A choice that `build` would refuse on this rank.
@@ -224,13 +225,13 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         }
     }
 
-    /// Creates the collective. All ranks call it, in the same order as their other collective
-    /// calls, within the world's deadline. Returns when all have.
+    /// Creates the collective. All ranks call it, in the same order as their other collective calls, and within the
+    /// world's deadline. Returns when all ranks have called it.
     ///
     /// # Errors
-    /// An invalid choice, or a checkpoint of another rank, world, type or length, before anything is created;
-    /// [`Error::Mismatch`] with both values if ranks chose differently, or have checkpoints that do not belong together; [`Error::Memory`] with the bytes needed; [`Error::Timeout`] with the
-    /// ranks that did not come.
+    /// An invalid choice, or a checkpoint of another rank, world, type or length, before anything is created.
+    /// [`Error::Mismatch`] with both values if ranks chose differently, or have checkpoints that do not belong
+    /// together. [`Error::Memory`] with the bytes needed. [`Error::Timeout`] with the ranks that did not come.
     pub fn build(mut self) -> Result<Allreduce<T>> {
         if let Group::Arrivals(size) = self.group {
             return self.build_arrivals(size);
@@ -256,7 +257,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
             _ => None,
         };
         if self.executor == Executor::Auto && plan.agreement == AgreementBy::Relays {
-            // A rank that computes would hold up all that it relays.
+            // A rank that computes would delay everything that it relays.
             executor = Executor::Thread;
         }
         if runner.is_none() && plan.agreement == AgreementBy::Cards {
@@ -268,7 +269,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         let made = make_regions(&mut *endpoint, &plan, shared.map(|model| model.bytes));
         let everybody = self.trade_keys(made, until)?;
         let regions = match plan.agreement {
-            // Only the own cells, no region of others.
+            // Only the rank's own cells, and no regions of other ranks.
             AgreementBy::Cards => Regions { control: vec![Region(0); plan.ranks as usize].into(), data: [].into() },
             _ => import_regions(world.rank(), operation, &mut *endpoint, &plan.topology, &everybody)?,
         };
@@ -290,8 +291,8 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         Ok(Allreduce::new(Calls::Rounds(raw), (self.dtype, self.lengths), decode_run(&everybody)))
     }
 
-    /// What this rank has planned, if all have chosen alike. All ranks take part in this exchange and in the next one even
-    /// after an error, so that an error of one is an error of all, with its reason.
+    /// Returns the plan of this rank if all ranks have chosen alike. A rank with an error still takes part in this
+    /// exchange and in the next one, so that an error of one rank is an error of all, with its reason.
     fn agree<P>(&self, planned: Result<P>, choices: impl FnOnce(&P) -> Choices, until: Instant) -> Result<P> {
         let rank = self.world.rank();
         let planned = planned.and_then(|plan| {
@@ -305,7 +306,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         Ok(plan)
     }
 
-    /// The executor that was chosen, or that of the hw-config.
+    /// Returns the executor that was chosen, or that of the hw-config.
     fn chosen_executor(&self) -> Executor {
         match self.executor {
             Executor::Auto => self.world.parameters().executor(),
@@ -313,7 +314,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         }
     }
 
-    /// From here on the other ranks count on this one: what it cannot make ends the job.
+    /// Aborts the job if `made` is an error: the other ranks depend on this rank from now on.
     fn or_abort<R>(&self, made: Result<R>) -> Result<R> {
         made.map_err(|error| {
             let error = self.world.with_hosts(error);
@@ -322,7 +323,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         })
     }
 
-    /// The calls of an engine, whose contributions and outcomes lie in `memory`.
+    /// Creates the calls of an engine whose contributions and outcomes lie in `memory`.
     fn raw<P: Protocol>(
         &self,
         engine: P,
@@ -334,7 +335,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         self.or_abort(Raw::new(self.world, engine, memory, (executor, waiter), tape))
     }
 
-    /// Tells all ranks the keys that this one has made, if it could, and returns what all have told.
+    /// Tells all ranks the keys that this rank has made, or its error, and returns what all ranks told.
     fn trade_keys(&self, made: Result<Vec<Key>>, until: Instant) -> Result<Vec<Vec<u8>>> {
         let made = made.map_err(|error| error.in_call(OPERATION));
         let made = made.and_then(|keys| Ok(encode_keys(random::draw(self.world.rank())?, &keys)));
@@ -370,13 +371,14 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         Error::Usage { rank: self.world.rank(), operation: OPERATION, problem }
     }
 
-    /// Whether its cuts are recorded or replayed. Those of synchronous rounds are the same in every run.
+    /// Returns whether its cuts are recorded or replayed. Synchronous rounds have the same cuts in every run, so they
+    /// never are.
     pub(super) fn is_taped(&self) -> bool {
         let is_free = !self.fire.is_synchronous() && !self.is_led();
         is_free && (self.world.record().is_some() || self.world.replay().is_some())
     }
 
-    /// Whether it has its cuts from another collective.
+    /// Returns whether it takes its cuts from another collective.
     fn is_led(&self) -> bool {
         self.following.as_ref().is_some_and(Following::is_led)
     }

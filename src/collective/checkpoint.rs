@@ -1,7 +1,8 @@
-//! What a rank saves of a collective, to go on from there in a new world.
+//! What a rank saves of a collective to resume it in a new world.
 //!
-//! A checkpoint is made after a round behind which nothing is carried ([`Outcome::can_checkpoint`](super::Outcome)). So it has
-//! no contributions: what a rank has besides its application's state is the round, and its model if it has a register.
+//! A checkpoint is made after a round from which nothing is carried ([`Outcome::can_checkpoint`](super::Outcome)). So
+//! it holds no contributions: besides its application's state, a rank needs only the round, and its model if it has a
+//! register.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -15,22 +16,23 @@ use super::core::{Cut, Part};
 use crate::error::{Error, Result};
 use crate::reduce::{Dtype, Element};
 
-/// The number of this format.
+/// The version of the format.
 const VERSION: u32 = 1;
 
-/// The longest header: enough for some hundred thousand tensors.
+/// The maximum length of the header: enough for some hundred thousand tensors.
 const MOST_HEADER: u64 = 4 << 20;
 
-/// Rounds above this are refused: no run comes that far, and those that follow can still be counted.
+/// The largest round. No run gets that far, and the rounds after it can still be counted.
 const MOST_ROUNDS: u64 = 1 << 62;
 
-/// A checksum, in bytes.
+/// The length of a checksum, in bytes.
 const CHECKSUM: usize = 32;
 
-/// A rank's part of a collective after a round: plain data, which can be written to a file and read again. Made by
-/// [`Outcome::checkpoint`](crate::Outcome::checkpoint), used by [`AllreduceBuilder::restore`](crate::AllreduceBuilder::restore).
+/// A rank's part of a collective after a round: plain data, which can be written to a file and read again.
+/// [`Outcome::checkpoint`](crate::Outcome::checkpoint) makes it, and
+/// [`AllreduceBuilder::restore`](crate::AllreduceBuilder::restore) uses it.
 ///
-/// All ranks save the same round, each a checkpoint of its own.
+/// All ranks save the same round, each in a checkpoint of its own.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Checkpoint {
     header: Header,
@@ -47,18 +49,18 @@ struct Header {
     round: u64,
     element: String,
     lengths: Vec<usize>,
-    /// Tells runs apart: all ranks of one have the same number.
+    /// The number of the run, the same on all of its ranks.
     run: u64,
     /// A digest of the round's cut.
     cut: u64,
-    /// The bytes of the model, if there is one.
+    /// The length of the model in bytes, if there is one.
     model: Option<u64>,
     /// Whether numbers begin with their lowest byte.
     little_endian: bool,
 }
 
 impl Checkpoint {
-    /// Of a rank after the round of a cut.
+    /// Makes the checkpoint of a rank after the round of `cut`.
     pub(super) fn new(
         (rank, ranks): (u32, u32),
         run: u64,
@@ -81,25 +83,26 @@ impl Checkpoint {
         Checkpoint { header, model: model.map(<[u8]>::to_vec) }
     }
 
-    /// The rank that saved it.
+    /// Returns the rank that saved the checkpoint.
     #[must_use]
     pub fn rank(&self) -> u32 {
         self.header.rank
     }
 
-    /// The ranks of its world.
+    /// Returns the number of ranks in its world.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.header.ranks
     }
 
-    /// The round after which it was saved.
+    /// Returns the round after which it was saved.
     #[must_use]
     pub fn round(&self) -> u64 {
         self.header.round
     }
 
-    /// The rank's model after the round, if the collective has a [`memory`](crate::AllreduceBuilder::memory) of such elements.
+    /// Returns the rank's model after the round. `None` if the collective has no
+    /// [`memory`](crate::AllreduceBuilder::memory), or one of another element type.
     #[must_use]
     pub fn model<T: Element>(&self) -> Option<Vec<T>> {
         let bytes = self.model.as_ref().filter(|_| self.header.element == T::DTYPE.to_string())?;
@@ -112,13 +115,13 @@ impl Checkpoint {
         self.model.as_deref()
     }
 
-    /// What tells it apart from a checkpoint that does not belong to it.
+    /// Returns a name that differs from the name of any checkpoint of another round or run.
     pub(super) fn name(&self) -> String {
         let Header { round, run, cut, .. } = self.header;
         format!("round {round} of run {:016x}", digest([run, cut].into_iter()))
     }
 
-    /// What a collective has otherwise than the one that was saved, in words with both values.
+    /// Describes how a collective differs from the one that was saved, with both values; `None` if it does not.
     pub(super) fn difference(
         &self,
         (rank, ranks): (u32, u32),
@@ -146,12 +149,12 @@ impl Checkpoint {
         None
     }
 
-    /// Writes it: a line of JSON that says what it is, the bytes of the model, and a checksum of both.
+    /// Writes the checkpoint: a line of JSON that describes it, the bytes of the model, and a checksum of both.
     ///
-    /// Write to a file beside the one that you want to have, flush it, and rename it: a file then has all of it or nothing.
+    /// To get a complete file or none, write to a temporary file beside the target, flush it, and rename it.
     ///
     /// # Errors
-    /// What the writer says; a header of more than 4 MiB, because of very many tensors.
+    /// The error of the writer. Also a header of more than 4 MiB, which very many tensors cause.
     pub fn write_to(&self, mut to: impl Write) -> Result<()> {
         let operation = "checkpoint.write_to";
         let mut header =
@@ -167,12 +170,12 @@ impl Checkpoint {
         written.map_err(|cause| Error::os(self.rank(), operation, cause))
     }
 
-    /// Reads what [`write_to`](Checkpoint::write_to) wrote, and nothing behind it. It reads the first line byte by byte: give
-    /// it a reader with a buffer.
+    /// Reads what [`write_to`](Checkpoint::write_to) wrote, and nothing after it. It reads the first line byte by byte,
+    /// so pass a buffered reader.
     ///
     /// # Errors
-    /// [`Error::Config`] for anything else, with what is wrong: another format or version, a part that is missing, a
-    /// checksum that does not fit, sizes that cannot be. Memory is taken only for bytes that are there.
+    /// [`Error::Config`] for anything else, with the cause: another format or version, a missing part, a wrong
+    /// checksum, or impossible sizes. Allocates memory only for bytes that are there.
     pub fn read_from(mut from: impl Read) -> Result<Self> {
         Self::read(&mut from).map_err(|problem| Error::Config(format!("checkpoint: {problem}")))
     }
@@ -208,7 +211,7 @@ impl fmt::Debug for Checkpoint {
 }
 
 impl Header {
-    /// Whether there can be such a checkpoint, and one of this machine.
+    /// Checks that such a checkpoint is possible, and that it comes from a machine with this byte order.
     fn check(&self) -> std::result::Result<(), String> {
         let Header { earlybird_checkpoint: version, rank, ranks, round, ref lengths, model, .. } = *self;
         if version != VERSION {
@@ -237,7 +240,7 @@ impl Header {
     }
 }
 
-/// Reads a line and its end, which may not be too long.
+/// Reads a line including its end. A line that is too long is an error.
 fn read_line(from: &mut impl Read) -> std::result::Result<Vec<u8>, String> {
     let mut line = Vec::new();
     while (line.len() as u64) < MOST_HEADER {
@@ -249,7 +252,7 @@ fn read_line(from: &mut impl Read) -> std::result::Result<Vec<u8>, String> {
         line.push(byte[0]);
         match byte[0] {
             b'\n' => return Ok(line),
-            // What is something else is not read to its end.
+            // Does not read another kind of file to its end.
             first if line.len() == 1 && first != b'{' => break,
             _ => {}
         }
@@ -264,7 +267,7 @@ fn unreadable(cause: io::Error) -> String {
     }
 }
 
-/// A digest of what all ranks know of a round.
+/// Returns a digest of what all ranks know about a round.
 fn digest_of(cut: &Cut) -> u64 {
     let part = |part: Part| match part {
         Part::Carried => 0,

@@ -11,16 +11,16 @@ use crate::rank_set::RankSet;
 use crate::reduce::{self, Element, Item};
 use crate::rule::Absent;
 
-/// The outcomes that a call returned, oldest first. A round is released when this, its [`Outcome`]s and those of the rounds
-/// before it are dropped: its memory may be used again. A loop over this by value drops them one by one, so that ranks which
-/// wait for room go on while a rank catches up.
+/// The outcomes that a call returned, oldest first. A round is released, so that its memory may be used again, when
+/// this value, its [`Outcome`]s and those of the rounds before it are dropped. A loop by value drops them one by one,
+/// so that other ranks that wait for a free slot continue while this rank catches up.
 #[derive(Debug)]
 pub struct Outcomes<'a, T: Item> {
     of: &'a Allreduce<T>,
     rounds: RangeInclusive<u64>,
 }
 
-/// The outcome of one round: data, round and cut. Read in place.
+/// The outcome of one round: its data, its number and its cut. The data is read in place.
 #[derive(Debug)]
 pub struct Outcome<'a, T: Item> {
     of: &'a Allreduce<T>,
@@ -36,32 +36,32 @@ impl<'a, T: Item> Outcomes<'a, T> {
         Outcomes { of, rounds }
     }
 
-    /// The number of outcomes: 1 or more.
+    /// Returns the number of outcomes: 1 or more.
     #[must_use]
     pub fn len(&self) -> usize {
         (self.rounds.end() + 1).saturating_sub(*self.rounds.start()) as usize
     }
 
-    /// Always false: a call that returns outcomes returns one or more.
+    /// Always returns false: a call that returns outcomes returns at least one.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rounds.is_empty()
     }
 
-    /// The outcomes, oldest first; none is released while this is borrowed.
+    /// Iterates over the outcomes, oldest first; none is released while this value is borrowed.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = Outcome<'a, T>> + use<'_, 'a, T> {
         let (of, rounds) = (self.of, self.rounds.clone());
         let first = *rounds.start();
         rounds.map(move |round| Outcome::new(of, round, first))
     }
 
-    /// A tensor of the newest outcome; `None` if there is none of this number.
+    /// Returns a tensor of the newest outcome; `None` if `index` is not the number of a tensor.
     pub(super) fn newest_tensor(&self, index: usize) -> Option<&[T]> {
         self.of.data(*self.rounds.end()).get(self.of.tensor_range(index)?)
     }
 
-    /// Keeps the rounds unreleased until the next call that takes the handle by `&mut`: for callers that cannot hold a
-    /// borrow. [`Allreduce::kept`] gives the outcomes.
+    /// Keeps the rounds unreleased until the next call that takes the handle by `&mut`, for callers that cannot hold a
+    /// borrow. Returns the rounds; [`Allreduce::kept`] returns their outcomes.
     pub fn keep(self) -> RangeInclusive<u64> {
         let base = self.of.calls().session().facts().base;
         let rounds = base + self.rounds.start()..=base + self.rounds.end();
@@ -69,7 +69,7 @@ impl<'a, T: Item> Outcomes<'a, T> {
         rounds
     }
 
-    /// The newest outcome.
+    /// Returns the newest outcome.
     #[must_use]
     pub fn newest(&self) -> Outcome<'a, T> {
         Outcome::new(self.of, *self.rounds.end(), *self.rounds.start())
@@ -77,12 +77,12 @@ impl<'a, T: Item> Outcomes<'a, T> {
 }
 
 impl<T: Element> Outcomes<'_, T> {
-    /// The sum of all outcomes, element by element, oldest first: what a rank that was away has to
+    /// Writes the sum of all outcomes to `into`, element by element, oldest first: all that a rank that was away must
     /// catch up on, in one step. A single outcome is copied.
     ///
     /// # Errors
-    /// [`Error::Usage`](crate::Error::Usage) if `into` has another length than an outcome, or if outcomes are models: the
-    /// newest has all that came before.
+    /// [`Error::Usage`](crate::Error::Usage) if `into` has another length than an outcome. Also if outcomes are models:
+    /// the newest one contains the earlier ones.
     pub fn sum_into(&self, into: &mut [T]) -> Result<()> {
         if self.of.calls().session().facts().has_memory {
             return Err(self.of.usage("sum_into", "outcomes are models, and are not added; take the newest"));
@@ -107,7 +107,7 @@ impl<'a, T: Item> IntoIterator for Outcomes<'a, T> {
     }
 }
 
-/// Iterates over outcomes, oldest first. Each is released when it and those before it are dropped.
+/// Iterates over outcomes, oldest first. Each outcome is released when it and those before it are dropped.
 #[derive(Debug)]
 pub struct IntoIter<'a, T: Item> {
     first: u64,
@@ -141,59 +141,63 @@ impl<'a, T: Item> Outcome<'a, T> {
         Outcome { of, data: of.data(round), round, first }
     }
 
-    /// The reduced elements, scaled; where ranks have a [`memory`](crate::AllreduceBuilder::memory), this rank's model.
+    /// Returns the reduced and scaled elements; where ranks have a [`memory`](crate::AllreduceBuilder::memory), this
+    /// rank's model.
     #[must_use]
     pub fn data(&self) -> &[T] {
         self.data
     }
 
-    /// One tensor; `None` if there is none of this number.
+    /// Returns one tensor; `None` if `index` is not the number of a tensor.
     #[must_use]
     pub fn tensor(&self, index: usize) -> Option<&[T]> {
         self.data.get(self.of.tensor_range(index)?)
     }
 
-    /// The round, counted from 1, those before a [`checkpoint`](crate::AllreduceBuilder::restore) included.
+    /// Returns the round, counted from 1, including rounds before a [`checkpoint`](crate::AllreduceBuilder::restore).
     #[must_use]
     pub fn round(&self) -> u64 {
         self.of.calls().session().facts().base + self.round
     }
 
-    /// The contributions in it: ranks, kinds and ages. Where ranks average in groups, those of all groups.
+    /// Returns the contributions in the round: ranks, kinds and ages. Where ranks average in groups, it holds those of
+    /// all groups.
     #[must_use]
     pub fn cut(&self) -> &'a Cut {
         self.of.cut(self.round)
     }
 
-    /// The ranks whose contributions this outcome can have, this one among them: all that were active, or this rank's
-    /// group of the round where ranks average in groups. By order of arrival a lender is among them, which is not in the cut.
-    /// Allocates.
+    /// Returns the ranks whose contributions this outcome can hold, including this rank: all active ranks, or this
+    /// rank's group of the round where ranks average in groups. With groups by order of arrival it also holds a lender,
+    /// which is not in the cut. Allocates.
     #[must_use]
     pub fn group(&self) -> RankSet {
         self.of.calls().members(self.round)
     }
 
-    /// What this rank has in the round: a carried contribution, a fresh one, both or nothing.
+    /// Returns what this rank has in the round: a carried contribution, a fresh one, both or none.
     pub fn own(&self) -> impl Iterator<Item = Entry> + use<'a, T> {
         let session = self.of.calls().session();
         session.cut(self.round).of(session.facts().me)
     }
 
-    /// Whether a [`checkpoint`](Outcome::checkpoint) can be made after this round. All ranks get the same answer for a round.
+    /// Returns whether a [`checkpoint`](Outcome::checkpoint) can be made after this round. All ranks get the same
+    /// answer for a round.
     ///
-    /// It can where nothing is carried into a later round: every active rank is fresh, or the rule made the round wait for all
-    /// ([`Fire::full_every`](crate::Fire::full_every)). It cannot when a rank has left, and in groups by order of arrival.
+    /// It can be made where nothing is carried into a later round: every active rank is fresh, or the rule made the
+    /// round wait for all ([`Fire::full_every`](crate::Fire::full_every)). It cannot be made after a rank has left, or
+    /// with groups by order of arrival.
     #[must_use]
     pub fn can_checkpoint(&self) -> bool {
         self.check_checkpoint().is_ok()
     }
 
-    /// What this rank has to save to go on from this round in a new world, besides the state of its application:
+    /// Returns what this rank must save to resume from this round in a new world, besides the state of its application.
     /// [`AllreduceBuilder::restore`](crate::AllreduceBuilder::restore) takes it. All ranks save the same round.
     ///
-    /// The state of the application that belongs to it: all that this rank contributed up to now is in this round or before,
-    /// so its position in its data is the present one; and of outcomes it has those up to this round, and none behind it. Save
-    /// when the outcomes up to this one are applied, oldest first.
+    /// The state of the application must match the round. All that this rank contributed up to now is in this round or
+    /// before, so its position in its data is the present one. The state must contain the outcomes up to this one and
+    /// no later one: save after applying the outcomes up to this one, oldest first.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -222,7 +226,7 @@ impl<'a, T: Item> Outcome<'a, T> {
         self.checkpoint_of(self.of.lengths())
     }
 
-    /// The same, of a collective that has this outcome for a part of its tensors.
+    /// Makes the checkpoint of a collective that has this outcome for only some of its tensors.
     pub(super) fn checkpoint_of(&self, lengths: &[usize]) -> Result<Checkpoint> {
         self.check_checkpoint()?;
         Ok(self.of.checkpoint(self.round, lengths))
@@ -242,32 +246,32 @@ impl<'a, T: Item> Outcome<'a, T> {
         Err(self.of.usage("checkpoint", problem))
     }
 
-    /// Ranks with a fresh contribution. Allocates; [`Outcome::cut`] does not.
+    /// Returns the ranks with a fresh contribution. Allocates; [`Outcome::cut`] does not.
     #[must_use]
     pub fn fresh(&self) -> RankSet {
         self.cut().fresh()
     }
 
-    /// Ranks with a carried contribution.
+    /// Returns the ranks with a carried contribution.
     #[must_use]
     pub fn carried(&self) -> RankSet {
         self.cut().carried()
     }
 
-    /// The rank that closed the cut; `None` in a synchronous round, in a group by order of arrival, or if a provider counted
-    /// the arrivals.
+    /// Returns the rank that closed the cut. `None` in a synchronous round, in a group by order of arrival, or if a
+    /// provider counted the arrivals.
     #[must_use]
     pub fn initiator(&self) -> Option<u32> {
         self.cut().initiator()
     }
 
-    /// Ages of the contributions by rank, in rounds: 0 for fresh ones.
+    /// Returns the rank and the age, in rounds, of each contribution. The age of a fresh contribution is 0.
     #[must_use]
     pub fn ages(&self) -> Vec<(u32, u64)> {
         self.cut().contributions().map(|entry| (entry.rank, entry.age)).collect()
     }
 
-    /// The rounds since a rank was last fresh; 0 if it is fresh now.
+    /// Returns the rounds since a rank was last fresh; 0 if it is fresh now.
     #[must_use]
     pub fn rounds_late(&self, rank: u32) -> u64 {
         let fresh_in = |round: &u64| self.of.cut(*round).holds(rank, Part::Fresh);
@@ -278,13 +282,13 @@ impl<'a, T: Item> Outcome<'a, T> {
 }
 
 impl<T: Element> Outcome<'_, T> {
-    /// Takes the newest average of models up to this round over into `own`, the model that this rank contributed last; under
-    /// [`Absent::Hold`](crate::Absent::Hold). Call it on the newest outcome that `wait` returned. Allocates.
+    /// Updates `own`, the model that this rank contributed last, with the newest average of models up to this round. It
+    /// is for [`Absent::Hold`](crate::Absent::Hold). Call it on the newest outcome that `wait` returned. Allocates.
     ///
-    /// If the contribution has entered by the round of that average, `own` becomes the average. Otherwise the average does
-    /// not have it, and it counts as one more member: `own` becomes (*n* · average + own) / (*n* + 1), where *n* is the
-    /// number of members. This is the rule of WAGMA-SGD (Li et al., TPDS 2021). If this rank's group has not moved since
-    /// the contribution was made, `own` stays as it is.
+    /// If the contribution entered by the round of that average, `own` becomes the average. Otherwise the average does
+    /// not contain the contribution, which then counts as one more member: `own` becomes (*n* · average + own) / (*n* +
+    /// 1), where *n* is the number of members. This is the rule of WAGMA-SGD (Li et al., TPDS 2021). If this rank's
+    /// group has not averaged since the contribution was made, `own` stays unchanged.
     ///
     /// # Errors
     /// [`Error::Usage`](crate::Error::Usage) under another choice for late contributions, or if `own` has another length.

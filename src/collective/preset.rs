@@ -5,39 +5,41 @@ use crate::group::Group;
 use crate::named::named;
 use crate::rule::{Absent, Fire, Scale};
 
-/// A method by name, published or our own: a set of the choices of a collective ([`AllreduceBuilder::preset`](crate::AllreduceBuilder::preset)).
+/// A named method, published or our own, as a set of choices of a collective
+/// ([`AllreduceBuilder::preset`](crate::AllreduceBuilder::preset)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Preset {
     /// Synchronous SGD: the mean of the gradients of all ranks.
     Synchronous,
-    /// Eager-SGD, *solo* (Li et al., PPoPP 2020): the first rank fires; the sum is divided by the number of ranks. Unlike
-    /// there, no late gradient is lost.
+    /// Eager-SGD, *solo* (Li et al., PPoPP 2020): the first rank fires, and the sum is divided by the number of ranks.
+    /// Unlike in the paper, no late gradient is lost.
     Solo,
     /// Eager-SGD, *majority*: a rank that is drawn fires.
     Majority,
-    /// The mean of the gradients of half of the ranks or more, exactly counted: a method of this project.
+    /// The mean of the gradients of at least half of the ranks, exactly counted: a method of this project.
     Quorum,
-    /// WAGMA-SGD (Li et al., TPDS 2021): the first rank fires, and groups of about the square root of the number of ranks
-    /// average models; every tenth round waits for all. Unlike there, contributions are updates of models that ranks
-    /// have in registers: no stale model takes part, and no update is lost. Unlike there, groups average in a round
-    /// that waits for all, too. It needs a [`memory`](crate::AllreduceBuilder::memory).
+    /// WAGMA-SGD (Li et al., TPDS 2021): the first rank fires, and groups average models; their size is about the
+    /// square root of the number of ranks. Every tenth round waits for all. Unlike in the paper, ranks have their
+    /// models in registers and contribute updates of them: no stale model takes part, and no update is lost. Unlike in
+    /// the paper, groups average also in a round that waits for all. It needs a
+    /// [`memory`](crate::AllreduceBuilder::memory).
     Wagma,
-    /// The same with what was published in place of registers: ranks contribute models, and the newest model of an absent
-    /// rank takes part ([`Absent::Hold`]). A rank takes an average over with
+    /// As [`Wagma`](Preset::Wagma), but as published, without registers: ranks contribute models, and the newest model
+    /// of an absent rank takes part ([`Absent::Hold`]). A rank takes over an average with
     /// [`merge_into`](crate::Outcome::merge_into).
     WagmaPublished,
-    /// Partial reduce, P-Reduce (Miao et al., SIGMOD 2021), without its controller: four ranks that arrive one after the
-    /// other average models ([`Group::Arrivals`]). Unlike there, contributions are updates of models that ranks have in
-    /// registers, so a rank that computes can lend its register to a group that would be apart from the others, and no
-    /// group waits. It needs a [`memory`](crate::AllreduceBuilder::memory).
+    /// Partial reduce, P-Reduce (Miao et al., SIGMOD 2021), without its controller: four ranks that arrive one after
+    /// the other average models ([`Group::Arrivals`]). Unlike in the paper, ranks have their models in registers and
+    /// contribute updates of them. So a computing rank can lend its register to a group that would otherwise be cut off
+    /// from the others, and no group waits. It needs a [`memory`](crate::AllreduceBuilder::memory).
     PReduce,
-    /// The same without registers: ranks contribute models, with constant weights, and groups form in the order of arrival
-    /// alone.
+    /// As [`PReduce`](Preset::PReduce), but without registers: ranks contribute models with constant weights, and
+    /// groups form only in the order of arrival.
     PReducePublished,
-    /// MG-WFBP (Shi et al., INFOCOM 2019): synchronous, and gradients that become ready one after the other share messages
-    /// so that the last one ends as early as it can. It needs [`buckets`](crate::AllreduceBuilder::buckets), with
-    /// [`Buckets::Measured`](crate::Buckets::Measured).
+    /// MG-WFBP (Shi et al., INFOCOM 2019): synchronous. Gradients that become ready one after the other share messages
+    /// such that the last message ends as early as possible. It needs [`buckets`](crate::AllreduceBuilder::buckets)
+    /// with [`Buckets::Measured`](crate::Buckets::Measured).
     MgWfbp,
 }
 
@@ -47,15 +49,15 @@ named!(
     "wagma-published" => WagmaPublished, "p-reduce" => PReduce, "p-reduce-published" => PReducePublished, "mg-wfbp" => MgWfbp
 );
 
-/// The most ranks of a group by order of arrival. In smaller worlds half of the ranks are one: a group of all would wait for
-/// each.
+/// The maximum size of a group by order of arrival. In smaller worlds half of the ranks form a group, because a group
+/// of all would wait for each rank.
 const P_REDUCE_SIZE: u32 = 4;
 
-/// How often a round waits for all ranks, as in the experiments of the paper.
+/// The number of rounds from one that waits for all ranks to the next, as in the experiments of the paper.
 const WAGMA_PERIOD: u32 = 10;
 
 impl Preset {
-    /// All of them.
+    /// All presets.
     pub const EVERY: [Preset; 9] = [
         Preset::Synchronous,
         Preset::Solo,
@@ -68,7 +70,7 @@ impl Preset {
         Preset::MgWfbp,
     ];
 
-    /// When rounds fire in a world of `ranks` ranks.
+    /// Returns when rounds fire in a world of `ranks` ranks.
     #[must_use]
     pub fn fire(self, ranks: u32) -> Fire {
         match self {
@@ -80,7 +82,7 @@ impl Preset {
         }
     }
 
-    /// Which ranks average models, if it is models that they average.
+    /// Returns which ranks average models; `None` if the method does not average models.
     #[must_use]
     pub fn group(self, ranks: u32) -> Option<Group> {
         match self {
@@ -92,18 +94,18 @@ impl Preset {
         }
     }
 
-    /// What the sum of a round is divided by.
+    /// Returns what the sum of a round is divided by.
     #[must_use]
     pub fn scale(self) -> Scale {
         match self {
             Preset::Synchronous | Preset::Quorum | Preset::MgWfbp => Scale::Contributions,
             Preset::Solo | Preset::Majority => Scale::World,
-            // The members of a group.
+            // The sum is divided by the members of the group anyway.
             Preset::Wagma | Preset::WagmaPublished | Preset::PReduce | Preset::PReducePublished => Scale::Sum,
         }
     }
 
-    /// What happens to late contributions.
+    /// Returns what happens to late contributions.
     #[must_use]
     pub fn absent(self) -> Absent {
         match self {

@@ -5,15 +5,15 @@ use super::{LOG, SECRET};
 /// An environment variable that this library reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
     /// The value when it is not set.
     pub default: &'static str,
-    /// What it does.
+    /// The meaning.
     pub meaning: &'static str,
 }
 
-/// Every variable, in the order in which they matter.
+/// Every variable, ordered by importance.
 pub const VARIABLES: [Variable; 23] = [
     Variable { name: "EARLYBIRD_RANK", default: "from the launcher", meaning: "this process's rank, from 0" },
     Variable { name: "EARLYBIRD_WORLD_SIZE", default: "from the launcher", meaning: "ranks in the world" },

@@ -4,29 +4,29 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// The name of the host of each rank of a world, where the ranks are on hosts of several names.
+/// The name of the host of each rank of a world, if the ranks are on hosts of different names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostNames(Option<Arc<[String]>>);
 
 impl HostNames {
-    /// Those of all ranks, in rank order.
+    /// Takes the hosts of all ranks, in rank order.
     pub(crate) fn new(names: Vec<String>) -> Self {
         let differ = names.iter().any(|name| *name != names[0]);
         HostNames(differ.then(|| names.into()))
     }
 
-    /// The host of a rank, if it has to be named.
+    /// Returns the host of a rank, if messages must name it.
     #[must_use]
     pub fn get(&self, rank: u32) -> Option<&str> {
         Some(self.0.as_deref()?.get(rank as usize)?.as_str()).filter(|name| !name.is_empty())
     }
 
-    /// A rank with its host: `rank 3`, or `rank 3 on node07`.
+    /// Prints a rank with its host: `rank 3`, or `rank 3 on node07`.
     pub(crate) fn rank(&self, rank: u32) -> impl fmt::Display {
         fmt::from_fn(move |f| write!(f, "rank {}", self.with_host(rank)))
     }
 
-    /// Several ranks with their hosts; a long list is printed in part.
+    /// Prints several ranks with their hosts; a long list only in part.
     pub(crate) fn ranks<'a>(&'a self, ranks: &'a [u32]) -> impl fmt::Display + 'a {
         const SHOWN: usize = 8;
         fmt::from_fn(move |f| {

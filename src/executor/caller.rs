@@ -1,4 +1,4 @@
-//! Carries work on in the thread that wants it done: it polls and spins while that is likely to pay, then sleeps.
+//! Does work on the thread that wants it done: it polls and spins while that is likely to pay, then sleeps.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -29,12 +29,12 @@ impl Clock {
         at.saturating_duration_since(self.0).as_nanos() as Time
     }
 
-    /// When that is; never, if it is too far away.
+    /// Returns the instant of a time; `None` if it is too far away.
     pub(super) fn instant_of(self, time: Time) -> Option<Instant> {
         self.0.checked_add(Duration::from_nanos(time))
     }
 
-    /// The time if it is of use: reading the clock costs as much as a hand-over.
+    /// Returns the time if it is needed: reading the clock costs as much as a hand-over.
     #[inline]
     pub(crate) fn now_if(self, needed: bool) -> Time {
         if needed { self.now() } else { 0 }
@@ -47,15 +47,15 @@ pub(crate) struct Waiter {
     clock: Clock,
     fabric: Arc<dyn Fabric>,
     spin: Spin,
-    /// When it last looked for dead peers, which it does now and then, also while nothing has to be waited for.
+    /// When it last checked for dead peers. It does so now and then, even while there is nothing to wait for.
     looked: Time,
-    /// When it last asked whether its waits should end, which it does now and then, also in many short waits.
+    /// When it last asked whether its waits should end. It does so now and then, also across many short waits.
     asked: Time,
-    /// A rank for which it waited then, and which had left.
+    /// A rank that it waited for at that time, and that had left.
     gone: Option<u32>,
 }
 
-/// How long the living may take to finish what a round that had fired still needs.
+/// How long the living ranks have to finish what a fired round still needs.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 
 impl Waiter {
@@ -67,7 +67,7 @@ impl Waiter {
         self.clock
     }
 
-    /// Looks whether all peers are alive, if that was not done lately.
+    /// Checks whether all peers are alive, unless that was done recently.
     #[inline]
     pub(crate) fn look(&mut self, operation: &'static str, now: Time) -> Result<()> {
         if now.saturating_sub(self.looked) >= HEARTBEAT.as_nanos() as Time {
@@ -83,7 +83,8 @@ impl Waiter {
         result.map_err(|error| self.explain_error(operation, error))
     }
 
-    /// A provider that refuses something usually does so because a peer is gone: which one, comes out soon.
+    /// Finds the dead peer behind a refusal: a provider usually refuses because a peer has ended, and it soon turns out
+    /// which.
     #[cold]
     fn explain_error(&self, operation: &'static str, error: Error) -> Error {
         let error = error.in_call(operation).on(&self.fabric.host_names()).beside_strangers(|| self.fabric.strangers());
@@ -100,10 +101,10 @@ impl Waiter {
         error
     }
 
-    /// Carries work on until it is done.
+    /// Does work until it is complete.
     ///
     /// # Errors
-    /// [`Error::Timeout`] at the deadline; a dead peer or an aborted job; an operation that failed.
+    /// [`Error::Timeout`] at the deadline; a dead peer or an aborted job; a failed operation.
     #[inline]
     pub(crate) fn block(&mut self, work: &mut impl Work, operation: &'static str, deadline: Deadline) -> Result<()> {
         let outer = self.fabric.expect_by(Some(deadline));
@@ -165,8 +166,8 @@ impl Waiter {
         }
     }
 
-    /// Asks whether this wait should end, and looks for ranks that have left, if that was not done lately: sleeps and waits may
-    /// be much shorter than a heartbeat.
+    /// Asks whether this wait should end, and checks for ranks that have left, unless that was done recently. Sleeps
+    /// and waits may be much shorter than a heartbeat.
     fn ask(&mut self, work: &impl Work, operation: &'static str, now: Time) -> Result<()> {
         if now.saturating_sub(self.asked) < HEARTBEAT.as_nanos() as Time {
             return Ok(());
@@ -176,7 +177,7 @@ impl Waiter {
         if work.needs_missing() {
             let before = self.gone;
             self.gone = work.missing().0.into_iter().find(|&peer| self.fabric.has_left(peer));
-            // What it did before it left was there when the work was polled in between.
+            // All that it did before it left was visible when the work was polled in between.
             if let Some(peer) = self.gone.filter(|_| self.gone == before) {
                 return Err(Error::left(self.fabric.rank(), operation, peer));
             }
@@ -184,14 +185,15 @@ impl Waiter {
         Ok(())
     }
 
-    /// A rank died. A round that had fired can do without: what the dead had in hand is done again.
+    /// Continues after a rank died. A fired round can complete without it: other ranks repeat what the dead rank had
+    /// claimed.
     fn outlive(&self, work: &mut impl Work, error: Error, deadline: Time) -> Result<()> {
         if !matches!(error, Error::PeerDied { .. }) {
             return Err(error);
         }
         let until = deadline.min(self.clock.now() + LAST_WORDS.as_nanos() as Time);
         loop {
-            // Others may have died together with it, or while they did what it had in hand.
+            // Other ranks may have died together with it, or while they repeated what it had claimed.
             dead(&*self.fabric, &error).into_iter().for_each(|rank| work.hear_of(rank));
             let now = self.clock.now();
             let stands = loop {
@@ -209,8 +211,8 @@ impl Waiter {
     }
 }
 
-/// The ranks that have died, if that is what failed: others may have died together with the first one, or while they
-/// did what it had in hand.
+/// Returns the ranks that have died, if that is the failure. Others may have died together with the first one, or while
+/// they repeated what it had claimed.
 pub(super) fn dead(fabric: &dyn Fabric, failure: &Error) -> Vec<u32> {
     match failure {
         Error::PeerDied { peer, .. } => std::iter::once(*peer).chain(fabric.dead()).collect(),
@@ -218,8 +220,8 @@ pub(super) fn dead(fabric: &dyn Fabric, failure: &Error) -> Vec<u32> {
     }
 }
 
-/// Polls as long as there is something to do, and a few times more; whether the goal is reached. Stops at the next step
-/// when it is to `leave`.
+/// Polls as long as there is something to do, and a few times more. Returns whether the goal is reached. Stops at the
+/// next step when `leave` returns true.
 #[inline]
 pub(super) fn poll(work: &mut impl Work, now: Time, looks: Looks, leave: &impl Fn() -> bool) -> Result<bool> {
     for _ in 0..looks.times {

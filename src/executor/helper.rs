@@ -1,8 +1,8 @@
-//! The helper thread of a world: it carries on what owners leave, for each of them a turn at a time.
+//! The helper thread of a world: it continues the work that owners leave, for each owner a turn at a time.
 //!
-//! The thread works, or sleeps for all of its tasks at once. It has no lock while it sleeps. An owner that leaves work
-//! wakes it only if it sleeps: of the owner that marks its work as left and then looks at the thread, and the thread
-//! that says that it sleeps and then looks at the marks, one sees the other.
+//! The thread works, or sleeps for all of its tasks at once. It holds no lock while it sleeps. An owner that leaves
+//! work wakes the thread only if it sleeps. The owner marks its work as left and then reads the thread's state; the
+//! thread announces that it sleeps and then reads the marks. So one of the two sees the other.
 #![forbid(unsafe_code)]
 
 use std::fmt::Debug;
@@ -20,54 +20,54 @@ use crate::error::{Error, Result};
 use crate::fabric::watch::HEARTBEAT;
 use crate::fabric::{Fabric, Sleeper, Waker};
 
-/// How long an owner has to come back before the thread sets to work.
+/// The time that an owner has to come back before the thread begins its work.
 const HEAD_START: Duration = Duration::from_micros(50);
 
-/// The operation that an error of the thread names.
+/// The operation that errors of the thread name.
 const OPERATION: &str = "arrive";
 
-/// Why a job fails whose thread does.
+/// The reason for aborting the job if the thread panics.
 pub(super) const PANICKED: &str = "its thread executor panicked";
 
-/// How a task stands.
+/// The state of a task.
 pub(super) enum Stand {
     /// Nothing is left to the thread.
     Over,
-    /// The same, because it was done just now.
+    /// As `Over`, because the work was completed just now.
     Done,
-    /// The owner has it or wants it, or had it while the thread slept for it.
+    /// The owner has or wants the work, or had it while the thread slept for it.
     Taken,
-    /// The thread goes on with it, at the time of the timer at the latest.
+    /// The thread continues with it, at the latest at the time of the timer.
     Awake { timer: Option<Instant> },
-    /// The thread sleeps for it, until that time at most.
+    /// The thread sleeps for it, at most until that time.
     Asleep { until: Option<Instant> },
 }
 
 /// What an owner shares with the thread. None of these calls waits for the owner.
 pub(super) trait Task: Send + Sync + Debug {
-    /// Whether the owner went away with work left.
+    /// Returns whether the owner went away with work left.
     fn is_left(&self) -> bool;
 
-    /// Whether the thread sleeps for it, and its owner has not come since.
+    /// Returns whether the thread sleeps for it, and its owner has not come since.
     fn is_asleep(&self) -> bool;
 
-    /// Works for a turn. It `begins` when the owner has just been away for the head start.
+    /// Works for a turn. `begins` says that the owner has just been away for the head start.
     fn work(&self, begins: bool, yields: bool) -> Stand;
 
     /// Announces a sleep for it, unless there is something to do.
     fn rest(&self) -> Stand;
 
-    /// Ends the sleep for it, if that was ended by others or is `due` to end.
+    /// Ends the sleep for it, if others ended it or it is `due` to end.
     fn stir(&self, due: bool) -> Stand;
 
     /// Does what can be done in place of dead ranks.
     fn outlive(&self, dead: &[u32]) -> Stand;
 
-    /// Does nothing more for what is left now.
+    /// Gives up what is left now.
     fn forget(&self) -> Stand;
 }
 
-/// The thread, as the owners see it. It ends with the last of them.
+/// The thread as its owners see it. It ends with the last of them.
 #[derive(Debug)]
 pub(crate) struct Helper {
     fabric: Arc<dyn Fabric>,
@@ -79,24 +79,24 @@ pub(crate) struct Helper {
 #[derive(Debug, Default)]
 struct Core {
     tasks: Mutex<Vec<Arc<dyn Task>>>,
-    /// How often the tasks have changed.
+    /// The number of changes of the list of tasks.
     changes: AtomicU64,
-    /// How the thread sleeps; [`AWAKE`] if it will look at its tasks again soon.
+    /// The thread's sleep; [`AWAKE`] if it will check its tasks again soon.
     sleep: AtomicU8,
     stop: AtomicBool,
 }
 
 const AWAKE: u8 = 0;
-/// It has nothing to do.
+/// The thread has nothing to do.
 const PARKED: u8 = 1;
-/// It sleeps for some of its tasks.
+/// The thread sleeps for some of its tasks.
 const ASLEEP: u8 = 2;
 
 impl Helper {
     /// Starts the thread of a world.
     ///
     /// # Errors
-    /// When there can be no thread.
+    /// The thread cannot be started.
     pub(crate) fn start(fabric: Arc<dyn Fabric>, spin: Spin) -> Result<Self> {
         let (rank, operation) = (fabric.rank(), "start the helper thread");
         let no_sleeper = || Error::transport(rank, None, operation, "it has no sleep for several collectives");
@@ -117,7 +117,7 @@ impl Helper {
         };
         let run = move || {
             if catch_unwind(AssertUnwindSafe(|| shift.run())).is_err() {
-                // What was left to it is not done: no rank may wait for that.
+                // The work left to it is not done, so no rank may wait for it.
                 shift.fabric.abort(PANICKED);
             }
         };
@@ -134,13 +134,13 @@ impl Helper {
         self.core.change(|tasks| tasks.push(task));
     }
 
-    /// The thread may still know of a task for some time.
+    /// Removes a task. The thread may still know of it for some time.
     pub(super) fn remove(&self, task: &Arc<impl Task + 'static>) {
         let removed: *const () = Arc::as_ptr(task).cast();
         self.core.change(|tasks| tasks.retain(|each| Arc::as_ptr(each).cast() != removed));
     }
 
-    /// Has the thread look at its tasks, one of which was marked before.
+    /// Makes the thread check its tasks, one of which was marked before.
     #[inline]
     pub(super) fn notify(&self) {
         match self.core.sleep.load(Ordering::SeqCst) {
@@ -157,7 +157,7 @@ impl Drop for Helper {
         self.waker.wake();
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // A thread that panicked has said so; there is nothing left to clean up.
+            // A thread that panicked has reported it; there is nothing left to clean up.
             let _ = thread.join();
         }
     }
@@ -171,7 +171,7 @@ impl Core {
     }
 }
 
-/// What the thread knows of a task.
+/// What the thread knows about a task.
 struct Charge {
     task: Arc<dyn Task>,
     stage: HelperStage,
@@ -179,33 +179,33 @@ struct Charge {
 
 #[derive(Clone, Copy)]
 enum HelperStage {
-    /// Nothing was left.
+    /// No work is left.
     Idle,
-    /// Work was left. The owner has until then to come back.
+    /// Work is left. The owner has until then to come back.
     HeadStart { until: Instant },
-    /// The thread works for it. It `begins` with the first turn.
+    /// The thread works for it. `begins` is true for the first turn.
     Awake { begins: bool, timer: Option<Instant> },
-    /// The thread sleeps for it, until that time at most.
+    /// The thread sleeps for it, at most until that time.
     Asleep { until: Option<Instant> },
 }
 
-/// The thread at work.
+/// The state of the running thread.
 struct Shift {
     core: Arc<Core>,
     fabric: Arc<dyn Fabric>,
     sleeper: Box<dyn Sleeper>,
     spin: Spin,
     clock: Clock,
-    /// Changes of the tasks that are in `charges`.
+    /// The value of `changes` that `charges` reflects.
     changes: u64,
     charges: Vec<Charge>,
-    /// Since when it sleeps and nothing has stirred.
+    /// Since when it has slept without an event.
     fell_asleep: Option<Instant>,
-    /// When it last looked for dead peers.
+    /// When it last checked for dead peers.
     looked: Instant,
-    /// It looks at all tasks again, whether something has stirred or not.
+    /// Whether it must check all tasks again, even without an event.
     all_due: bool,
-    /// Why no round will be made any more, and how long those that had fired may take.
+    /// Why no further round will fire, and until when fired rounds may still complete.
     failure: Option<(Error, Instant)>,
 }
 
@@ -213,7 +213,7 @@ impl Shift {
     fn run(&mut self) {
         while !self.core.stop.load(Ordering::Acquire) {
             self.learn_of_changes();
-            // A wake-up for a task that is looked at below, and was not seen, ends the next sleep.
+            // A wake-up for a task that is checked below, and that was not seen, ends the next sleep.
             self.sleeper.prepare();
             self.take_turns();
             let is_any = |is: fn(&HelperStage) -> bool| self.charges.iter().any(|charge| is(&charge.stage));
@@ -222,7 +222,7 @@ impl Shift {
             } else if is_any(|stage| matches!(stage, HelperStage::Asleep { .. })) {
                 self.sleep();
             } else if let Some(until) = self.head_start() {
-                // An owner that means to wait is back by then, and does better without a rival.
+                // An owner that is about to wait is back by then, and works better without a rival.
                 thread::sleep(until.saturating_duration_since(Instant::now()));
             } else {
                 self.core.sleep.store(PARKED, Ordering::SeqCst);
@@ -249,7 +249,7 @@ impl Shift {
         }
     }
 
-    /// Gives each task that has something to do a turn.
+    /// Gives a turn to each task that has something to do.
     fn take_turns(&mut self) {
         let (started, all_due) = (Instant::now(), std::mem::take(&mut self.all_due));
         let now = self.clock.time_of(started);
@@ -292,7 +292,7 @@ impl Shift {
         }
     }
 
-    /// Spins for a while, and announces a sleep then.
+    /// Spins for a while, and then announces a sleep.
     fn spin_or_rest(&mut self) {
         if self.spin.yields() || self.failure.is_some() {
             rustix::thread::sched_yield();
@@ -320,7 +320,7 @@ impl Shift {
         let until = [head_start, self.timer()].into_iter().flatten().min();
         let at_most = until.map_or(HEARTBEAT, |until| until.saturating_duration_since(now).min(HEARTBEAT));
         self.fell_asleep.get_or_insert(now);
-        // Until a head start is over it can do without news.
+        // Until a head start is over it needs no news.
         if head_start.is_none() {
             self.core.sleep.store(ASLEEP, Ordering::SeqCst);
         }
@@ -340,7 +340,7 @@ impl Shift {
         self.failure.get_or_insert_with(|| (error, Instant::now() + LAST_WORDS));
     }
 
-    /// Whether there is something that the thread must not sleep for. It has said before that it sleeps.
+    /// Returns whether there is an event for which the thread must not sleep. It has announced its sleep before.
     fn has_news(&self) -> bool {
         let is_new = |charge: &Charge| match charge.stage {
             HelperStage::Idle => charge.task.is_left(),
@@ -352,7 +352,7 @@ impl Shift {
             || self.charges.iter().any(is_new)
     }
 
-    /// When the next head start is over.
+    /// Returns when the next head start is over.
     fn head_start(&self) -> Option<Instant> {
         let until = |charge: &Charge| match charge.stage {
             HelperStage::HeadStart { until } => Some(until),
@@ -361,7 +361,7 @@ impl Shift {
         self.charges.iter().filter_map(until).min()
     }
 
-    /// When the next task wants a turn although nothing happens.
+    /// Returns when the next task wants a turn even without an event.
     fn timer(&self) -> Option<Instant> {
         let timer = |charge: &Charge| match charge.stage {
             HelperStage::Awake { timer: at, .. } | HelperStage::Asleep { until: at } => at,
@@ -374,7 +374,7 @@ impl Shift {
 impl HelperStage {
     fn after(stand: Stand, task: &dyn Task) -> Self {
         match stand {
-            // It has a head start again once its owner goes away.
+            // It gets a head start again once its owner goes away.
             Stand::Taken if task.is_left() => HelperStage::HeadStart { until: Instant::now() + HEAD_START },
             Stand::Over | Stand::Done | Stand::Taken => HelperStage::Idle,
             Stand::Awake { timer } => HelperStage::Awake { begins: false, timer },

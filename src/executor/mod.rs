@@ -1,4 +1,4 @@
-//! What carries out the rounds of a collective: its caller, a thread, or a provider.
+//! The executors that carry out the rounds of a collective: its caller, a thread, or a provider.
 
 pub(crate) mod caller;
 pub(crate) mod helper;

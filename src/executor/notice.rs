@@ -1,4 +1,5 @@
-//! A descriptor that becomes readable when an owner has something to take: for programs that wait for many things at once.
+//! A descriptor that becomes readable when an owner has something to take, for programs that wait for many things at
+//! once.
 #![forbid(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,7 +12,7 @@ use rustix::io::{Errno, read, write};
 #[derive(Debug)]
 pub(crate) struct Notice {
     event: OwnedFd,
-    /// It was raised, so that it is not raised again and again while work goes on.
+    /// Whether it was raised, so that it is not raised repeatedly while work continues.
     is_raised: AtomicBool,
 }
 
@@ -25,12 +26,12 @@ impl Notice {
 
     pub(crate) fn raise(&self) {
         if !self.is_raised.swap(true, Ordering::Relaxed) {
-            // It fails only where the count is at its largest: then it is readable.
+            // It fails only if the count is at its maximum: then it is readable.
             _ = write(&self.event, &1u64.to_ne_bytes());
         }
     }
 
-    /// The owner looks at what there is after this.
+    /// Lowers the notice. The owner checks what there is after this.
     pub(crate) fn lower(&self) {
         self.is_raised.store(false, Ordering::Relaxed);
         // It fails only if it was not raised. A thread that raises it now may have written, or writes later: then the

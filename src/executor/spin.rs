@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use crate::time::Time;
 
-/// What was enough before, within bounds.
+/// A spin time that follows what was enough before, within bounds.
 #[derive(Clone, Debug)]
 pub(crate) struct Spin {
     most: Time,
     budget: Time,
-    /// More ranks than cores: the one that is waited for may need this very core.
+    /// Whether there are more ranks than cores: the rank that is waited for may need this very core.
     yields: bool,
     idle_since: Time,
 }
@@ -18,34 +18,34 @@ pub(crate) struct Spin {
 const LEAST: Time = 1_000;
 
 impl Spin {
-    /// `most` is the longest time to spin; `yields` offers the core to others meanwhile.
+    /// Creates it. `most` is the longest time to spin; `yields` offers the core to others meanwhile.
     pub(crate) fn new(most: Duration, yields: bool) -> Self {
         let most = most.as_nanos() as Time;
         Spin { most, budget: most, yields, idle_since: 0 }
     }
 
-    /// Whether the core is offered to others between two polls.
+    /// Returns whether the core is offered to others between two polls.
     pub(crate) fn yields(&self) -> bool {
         self.yields
     }
 
-    /// Spins from now on.
+    /// Starts to spin at `now`.
     pub(crate) fn begin(&mut self, now: Time) {
         self.idle_since = now;
     }
 
-    /// Whether to go on spinning. A timer that is nearer than the longest spin is met more exactly by that.
+    /// Returns whether to continue spinning. Spinning meets a timer that is nearer than the longest spin more exactly.
     pub(crate) fn goes_on(&self, now: Time, timer: Option<Time>) -> bool {
         let near = timer.is_some_and(|at| at.saturating_sub(now) < self.most);
         near || now.saturating_sub(self.idle_since) < self.budget
     }
 
-    /// What was spun for is there.
+    /// Records that the spin was successful.
     pub(crate) fn paid(&mut self, now: Time) {
         self.grow(now.saturating_sub(self.idle_since));
     }
 
-    /// A short sleep would have been a short spin; a long one was worth it. Spins from now on.
+    /// Records a sleep: a short one should have been a short spin; a long one was worth it. Then spins from `now`.
     pub(crate) fn slept(&mut self, asleep: Time, now: Time) {
         let time = now.saturating_sub(asleep);
         if time < self.most {

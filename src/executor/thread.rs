@@ -1,4 +1,4 @@
-//! Work that the helper thread of a world carries on while its owner does something else.
+//! Work that the helper thread of a world continues while its owner does something else.
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell, RefMut};
@@ -18,19 +18,19 @@ use super::work::{Outlived, Rest, Shared};
 use crate::error::Result;
 use crate::fabric::Fabric;
 
-/// Things that the thread does for one owner before the next one has its turn.
+/// The number of steps that the thread does for one owner before the next one has its turn.
 const TURN: u32 = 16;
 
-/// Where work lies that has an owner.
+/// Where owned work is kept.
 #[derive(Debug)]
 pub(crate) enum Seat<S: Shared> {
-    /// With the owner alone: no lock.
+    /// Only the owner has it: no lock.
     Own(Box<RefCell<S>>),
-    /// Shared with a thread, which works while the owner computes.
+    /// The owner shares it with a thread, which works while the owner computes.
     Shared(Helped<S>),
 }
 
-/// The work, while it is used.
+/// The work while it is in use.
 pub(crate) enum InUse<'a, S> {
     Own(RefMut<'a, S>),
     Shared(MappedMutexGuard<'a, S>),
@@ -59,13 +59,13 @@ impl<S> DerefMut for InUse<'_, S> {
 }
 
 impl<S: Shared> Seat<S> {
-    /// Whether a helper thread works while the owner does something else.
+    /// Returns whether a helper thread works while the owner does something else.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self, Seat::Shared(_))
     }
 
-    /// The work. A thread that has it gives it up at its next step.
+    /// Returns the work. A thread that has it gives it up at its next step.
     #[inline]
     pub(crate) fn take(&self) -> InUse<'_, S> {
         match self {
@@ -74,7 +74,7 @@ impl<S: Shared> Seat<S> {
         }
     }
 
-    /// What says that the thread has nothing left to do, if it was [asked for](Seat::make_notice).
+    /// Returns the notice that the thread has nothing left to do, if it was [asked for](Seat::make_notice).
     #[inline]
     pub(crate) fn notice(&self) -> Option<&Notice> {
         match self {
@@ -83,7 +83,7 @@ impl<S: Shared> Seat<S> {
         }
     }
 
-    /// Makes it. Nothing, where no thread works for the owner.
+    /// Makes the notice. `None` if no thread works for the owner.
     ///
     /// # Errors
     /// The process has no descriptor left.
@@ -93,7 +93,7 @@ impl<S: Shared> Seat<S> {
         Ok(Some(helped.common.notice.get_or_init(|| made)))
     }
 
-    /// The owner has come to do the work itself.
+    /// Records that the owner has come to do the work itself.
     #[inline]
     pub(crate) fn claim_work(&self) {
         if let Seat::Shared(helped) = self {
@@ -101,7 +101,7 @@ impl<S: Shared> Seat<S> {
         }
     }
 
-    /// The owner goes away with work left.
+    /// Records that the owner goes away with work left.
     #[inline]
     pub(crate) fn leave_work(&self) {
         if let Seat::Shared(helped) = self {
@@ -118,25 +118,25 @@ pub(crate) struct Helped<S: Shared> {
     helper: Arc<Helper>,
 }
 
-/// The thread never sleeps with the lock in its hand.
+/// What both share. The thread never sleeps while it holds the lock.
 #[derive(Debug)]
 struct Common<S> {
-    /// None when the owner has dropped it.
+    /// The work; `None` once the owner has dropped it.
     shared: Mutex<Option<S>>,
     fabric: Arc<dyn Fabric>,
     clock: Clock,
-    /// The owner waits for the lock.
+    /// Whether the owner waits for the lock.
     wanted: AtomicBool,
-    /// The owner went away with work left. The thread takes that back when there is none any more.
+    /// Whether the owner went away with work left. The thread clears this when no work is left.
     left: AtomicBool,
-    /// The thread sleeps for this work too. Changed under the lock only.
+    /// Whether the thread also sleeps for this work. Changed only under the lock.
     asleep: AtomicBool,
-    /// Raised when there is something to take, or nothing left that the thread was to do.
+    /// Raised when there is something to take, or when the thread has nothing left to do.
     notice: OnceLock<Notice>,
 }
 
 impl<S: Shared> Helped<S> {
-    /// Shares work whose time is counted by a clock.
+    /// Shares work whose time a clock counts.
     pub(crate) fn new(shared: S, clock: Clock, helper: Arc<Helper>) -> Self {
         prepare_to_sleep();
         let (wanted, left, asleep) = (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
@@ -163,19 +163,19 @@ impl<S: Shared> Helped<S> {
         work
     }
 
-    /// The thread sleeps for this work, which the owner is about to change.
+    /// Wakes the thread, which sleeps for this work, because the owner is about to change it.
     #[cold]
     fn rouse(&self, work: &mut S) {
         self.common.asleep.store(false, Ordering::SeqCst);
         work.rouse();
-        // It has to look again, unless the owner has come to do the work itself.
+        // It must check the work again, unless the owner has come to do the work itself.
         if self.common.left.load(Ordering::Relaxed) {
             self.helper.notify();
         }
     }
 }
 
-/// The first sleep of a thread on a lock allocates: here, and not in the middle of a round.
+/// Makes the allocation of a thread's first sleep on a lock here, and not in the middle of a round.
 fn prepare_to_sleep() {
     let lock = Mutex::new(());
     Condvar::new().wait_for(&mut lock.lock(), Duration::ZERO);
@@ -194,7 +194,7 @@ impl<S: Shared> Drop for Helped<S> {
 }
 
 impl<S: Shared> Common<S> {
-    /// What becomes of work that is left and that the owner does not want now.
+    /// Does a step of work that the owner has left and does not want now.
     fn act(&self, act: impl FnOnce(&mut S) -> Result<Stand>) -> Stand {
         if !self.left.load(Ordering::Acquire) {
             return Stand::Over;
@@ -205,16 +205,16 @@ impl<S: Shared> Common<S> {
         let Some(mut shared) = self.shared.try_lock() else { return Stand::Taken };
         let acted = catch_unwind(AssertUnwindSafe(|| shared.as_mut().map_or(Ok(Stand::Over), act)));
         let stand = acted.unwrap_or_else(|_| {
-            // What it had claimed is lost: no rank may go on as if nothing had happened. Still under the lock: the
-            // owner is next.
+            // What it had claimed is lost, so no rank may continue as if nothing had happened. This is still under the
+            // lock, because the owner is next.
             self.fabric.abort(PANICKED);
             Ok(Stand::Over)
         });
-        // An error is met again by the owner, who can be told.
+        // The owner meets the error again, and can report it.
         let stand = stand.unwrap_or(Stand::Over);
         let is_over = matches!(stand, Stand::Over | Stand::Done);
         if is_over {
-            // Still under the lock: what the owner leaves later stays left.
+            // Still under the lock, so that what the owner leaves later stays left.
             self.left.store(false, Ordering::Relaxed);
         }
         if let Some(notice) = self.notice.get()
@@ -257,7 +257,7 @@ impl<S: Shared> Task for Common<S> {
             if work.wants_time(now) {
                 work.time(self.clock.now());
             }
-            // Where there is more to do, the next turn is due at once.
+            // If there is more to do, the next turn is due at once.
             let timer = if steps.get() > TURN { Some(now) } else { work.next_timer() };
             let timer = timer.and_then(|timer| self.clock.instant_of(timer));
             Ok(if done { Stand::Done } else { Stand::Awake { timer } })

@@ -1,4 +1,4 @@
-//! Work that an executor carries on, step by step.
+//! Work that an executor does step by step.
 #![forbid(unsafe_code)]
 
 use std::fmt::Debug;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use crate::error::{Ranks, Result};
 use crate::time::Time;
 
-/// What one poll led to.
+/// The result of a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Polled {
-    /// Something was done.
+    /// It did something.
     Progress,
     /// There is nothing to do now.
     Idle,
@@ -18,28 +18,28 @@ pub(crate) enum Polled {
     Ready,
 }
 
-/// What came of the attempt to sleep.
+/// The result of an attempt to sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rest {
     /// There is something to do after all.
     Awake,
     /// The sleep is announced: until a wake-up, or until a time if there is one.
     Asleep {
-        /// When to poll again although nothing happened.
+        /// When to poll again even without an event.
         until: Option<Time>,
     },
 }
 
-/// What became of work in which ranks had a hand that died.
+/// How work ends if a rank that took part in it died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outlived {
-    /// Something was done.
+    /// It did something.
     Progress,
-    /// The goal is reached without them.
+    /// The goal is reached without the dead ranks.
     Ready,
-    /// Ranks that live still have something of it in hand.
+    /// Living ranks have still claimed some of the work.
     Pending,
-    /// It cannot be done without them.
+    /// The goal cannot be reached without the dead ranks.
     Lost,
 }
 
@@ -47,53 +47,53 @@ pub(crate) enum Outlived {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Looks {
     pub(crate) times: u32,
-    /// Whether the processor is to pause in between: polls read memory, and nothing else.
+    /// Whether the processor pauses in between: polls read only memory.
     pub(crate) pauses: bool,
 }
 
-/// Looks of a rank that has its core to itself.
+/// The number of polls of a rank that has its core to itself.
 const LOOKS: u32 = 16;
 
 impl Looks {
-    /// A rank that `yields` shares its core with others, of which the one that is waited for may need it: it offers the core
-    /// after each look. Looks that read memory alone are short, and the processor `pauses` in between.
+    /// Creates it. A rank that `yields` shares its core with others, and the one that is waited for may need it: it
+    /// offers the core after each poll. Polls that read only memory are short, and the processor `pauses` in between.
     pub(crate) fn new(yields: bool, pauses: bool) -> Self {
         Looks { times: if yields { 1 } else { LOOKS }, pauses: pauses && !yields }
     }
 }
 
-/// Work towards a goal. It reads no clock, and does not sleep but in [`Work::sleep`]: its executor does, or a simulator
+/// Work towards a goal. It reads no clock, and sleeps only in [`Work::sleep`]. Its executor does both, or a simulator
 /// in the executor's place.
 pub(crate) trait Work {
-    /// Whether polls make use of the time.
+    /// Returns whether polls use the time.
     fn needs_time(&self) -> bool;
 
-    /// How often to poll before the clock is read again; `yields`: the core is needed by others.
+    /// Returns how often to poll before the clock is read again. `yields`: others need the core.
     fn looks(&self, yields: bool) -> Looks;
 
-    /// Does one thing.
+    /// Does one step.
     ///
     /// # Errors
-    /// An operation that failed.
+    /// An operation failed.
     fn poll(&mut self, now: Time) -> Result<Polled>;
 
-    /// From now on it is polled all the time, until the goal is reached or the executor gives up.
+    /// Begins continuous polling, until the goal is reached or the executor gives up.
     fn begin(&mut self);
 
-    /// Whether a round that was closed here has landed, so that [`Work::time`] is to be told the time. `polled` is the
+    /// Returns whether a round that was closed here has landed, so that [`Work::time`] must be called. `polled` is the
     /// earliest time at which this rank can have closed one.
     fn wants_time(&mut self, polled: Time) -> bool;
 
-    /// Says what time it is, if [`Work::wants_time`] asked for that.
+    /// Tells the time, if [`Work::wants_time`] asked for it.
     fn time(&mut self, now: Time);
 
-    /// When it wants to be polled although nothing happens.
+    /// Returns when it must be polled even without an event.
     fn next_timer(&self) -> Option<Time>;
 
-    /// Until there is nothing left to do, polls also look for what others left undone.
+    /// Makes polls also search for what others left undone, until there is nothing left to do.
     fn search(&mut self);
 
-    /// Does what there is to do now, also what others left undone. Whether the goal is reached.
+    /// Does all that can be done now, including what others left undone. Returns whether the goal is reached.
     ///
     /// # Errors
     /// As [`Work::poll`].
@@ -108,7 +108,7 @@ pub(crate) trait Work {
         }
     }
 
-    /// Announces a sleep and looks once more: what happens from the announcement on ends the sleep.
+    /// Announces a sleep and polls once more: an event after the announcement ends the sleep.
     ///
     /// # Errors
     /// As [`Work::poll`].
@@ -117,40 +117,40 @@ pub(crate) trait Work {
     /// Sleeps, as announced.
     fn sleep(&mut self, at_most: Duration);
 
-    /// Takes the announcement back.
+    /// Withdraws the announcement.
     fn rouse(&mut self);
 
-    /// Leaves the announced sleep to the helper thread, which sleeps for others too and lets go of this meanwhile.
-    /// Fails if the sleep is over already.
+    /// Delegates the announced sleep to the helper thread, which also sleeps for others, and without holding this work.
+    /// Returns false if the sleep is over already.
     fn delegate(&mut self) -> bool;
 
-    /// The ranks without which it does not go on.
+    /// Returns the ranks without which it cannot continue.
     fn missing(&self) -> Ranks;
 
-    /// Whether it can never go on without one of these that has left.
+    /// Returns whether it can never continue if one of these ranks has left.
     fn needs_missing(&self) -> bool {
         false
     }
 
-    /// A rank died.
+    /// Records that a rank died.
     fn hear_of(&mut self, dead: u32);
 
-    /// Does one thing towards the goal in place of the dead, or says how it stands.
+    /// Does one step towards the goal in place of the dead ranks, or returns the state of the work.
     ///
     /// # Errors
     /// As [`Work::poll`].
     fn outlive(&mut self, now: Time) -> Result<Outlived>;
 }
 
-/// What its owner and a thread carry on by turns.
+/// Work that its owner and a thread do by turns.
 pub(crate) trait Shared: Work + Send + Debug + 'static {
-    /// The same, working towards what a thread can carry on. Nothing if the owner has what it wants or can take it, and no
-    /// other rank waits for what was decided here.
+    /// Returns the work with a goal that a thread can pursue. `None` if the owner has what it wants or can take it, and
+    /// no other rank waits for what was decided here.
     fn left_undone(&mut self) -> Option<&mut Self>;
 
-    /// Whether the owner can take what it wants, also while other ranks still need the work.
+    /// Returns whether the owner can take what it wants, even while other ranks still need the work.
     fn has_result(&self) -> bool;
 
-    /// Whether a sleep was delegated and is not over.
+    /// Returns whether a sleep was delegated and is not over.
     fn is_asleep(&self) -> bool;
 }

@@ -1,40 +1,38 @@
 //! One-sided transports.
 //!
-//! A [`Fabric`] joins the processes of a world; an [`Endpoint`] of it carries the operations of one
-//! collective. The semantics below hold for every implementation, and [`conformance`] tests each of
-//! them.
+//! A [`Fabric`] joins the processes of a world. An [`Endpoint`] of it carries the operations of one collective. The
+//! semantics below hold for every implementation, and [`conformance`] tests each of them.
 //!
 //! # Memory
-//! [`register`](Endpoint::register) makes zeroed memory. Its owner says what peers may do with it
-//! once they hold its key ([`Access`]). The endpoint refuses an operation that the access does not
-//! allow; on networks the owner's provider refuses it, too. The memory stays until all ranks have
-//! dropped their endpoints. Offsets of cells are multiples of 8. No Rust reference exists to memory
-//! while a peer may write it: a [`Window`] gives atomics and raw copies. No operation checks that:
-//! opening an endpoint takes a [`RawAccess`], whose contract covers all use of the endpoint.
+//! [`register`](Endpoint::register) makes zeroed memory. Its owner states what peers may do with it once they hold its
+//! key ([`Access`]). The endpoint refuses an operation that the access does not allow; on networks the owner's provider
+//! refuses it, too. The memory exists until all ranks have dropped their endpoints. Offsets of cells are multiples of
+//! 8. No Rust reference exists to memory while a peer may write it: a [`Window`] gives atomics and raw copies. No
+//! operation checks that; opening an endpoint takes a [`RawAccess`], whose contract covers all use of the endpoint.
 //!
 //! # Completion
 //! Each operation has a token. It completes in the call ([`Posted::Done`]) or later, once, through
-//! [`poll`](Endpoint::poll) with the same token. Completion of a *put* means that data and signal
-//! are visible at the target and that the source may be written again; of a *read*, that the data
-//! is in the local window; of an *atomic*, that it took effect, and the value is what was there
-//! before. An operation that fails makes `poll` return an error, and the endpoint is unusable from
-//! then on; the effect of the operation is unknown and it is never tried again.
+//! [`poll`](Endpoint::poll) with the same token. Completion means:
+//! - of a *put*: data and signal are visible at the target, and the source may be written again;
+//! - of a *read*: the data is in the local window;
+//! - of an *atomic*: it took effect, and the value is the old value of the cell.
+//!
+//! An operation that fails makes `poll` return an error, and the endpoint is unusable from then on. The effect of the
+//! operation is unknown, and it is never tried again.
 //!
 //! # Ordering
-//! Two operations are not ordered, even to the same peer, unless the second was posted after the
-//! first completed. Within one put, the signal takes effect after all of the data is visible: a
-//! peer that sees the signal with an acquire load sees the data. Atomics of different origins on
-//! one cell take effect in one total order; they are atomic against other fabric atomics, not
-//! against plain stores through a window.
+//! Two operations are not ordered, even to the same peer, unless the second was posted after the first completed.
+//! Within one put, the signal takes effect after all of the data is visible: a peer that sees the signal with an
+//! acquire load sees the data. Atomics of different origins on one cell take effect in one total order. They are atomic
+//! against other fabric atomics, not against plain stores through a window.
 //!
 //! # Waiting
-//! A put with a signal, and [`wake`](Endpoint::wake), end a wait of the target that
-//! [`prepare_wait`](Endpoint::prepare_wait) announced with the same interest before the target
-//! looked at its memory for the last time. Waits may end without a cause, and where no peer wakes
-//! this rank all end soon after they began.
+//! A put with a signal, or [`wake`](Endpoint::wake), ends a wait of the target if the target announced it with the same
+//! interest ([`prepare_wait`](Endpoint::prepare_wait)) before it polled its memory for the last time. Waits may end
+//! without a cause. Where no peer wakes this rank, all waits end soon after they began.
 //!
-//! One thread of a rank can wait for several endpoints at once: it
-//! [delegates](Endpoint::delegate_wait) each announced wait to the rank's [`Sleeper`].
+//! One thread of a rank can wait for several endpoints at once: it [delegates](Endpoint::delegate_wait) each announced
+//! wait to the rank's [`Sleeper`].
 
 mod access;
 mod alarm;
@@ -84,42 +82,41 @@ pub struct Region(pub(crate) u32);
 /// What peers may do with a region by operations. Its owner may do everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// Nothing: they cannot name it. For memory that is only the near side of this rank's
-    /// operations.
+    /// Peers cannot name the region. For memory that is only the local side of this rank's operations.
     Local,
-    /// Read it.
+    /// Peers may read it.
     Read,
-    /// Write it, and change its cells by signals and atomics.
+    /// Peers may write it, and change its cells by signals and atomics.
     Write,
-    /// Both.
+    /// Peers may read and write it.
     ReadWrite,
 }
 
 impl Access {
-    /// Whether peers may read.
+    /// Returns whether peers may read the region.
     #[must_use]
     pub fn allows_reading(self) -> bool {
         matches!(self, Access::Read | Access::ReadWrite)
     }
 
-    /// Whether peers may write, and change cells.
+    /// Returns whether peers may write the region and change its cells.
     #[must_use]
     pub fn allows_writing(self) -> bool {
         matches!(self, Access::Write | Access::ReadWrite)
     }
 
-    /// Whether peers can name the region at all.
+    /// Returns whether peers can name the region at all.
     #[must_use]
     pub fn is_shared(self) -> bool {
         self != Access::Local
     }
 
-    /// The access as a number, for a key.
+    /// Returns the access as a number, for a key.
     pub(crate) fn code(self) -> u64 {
         self as u64
     }
 
-    /// The access in a key; `None` for a number that no key has.
+    /// Returns the access of a key; `None` for a number that no key has.
     pub(crate) fn of_key(code: u64) -> Option<Self> {
         [Access::Read, Access::Write, Access::ReadWrite].into_iter().find(|access| access.code() == code)
     }
@@ -133,7 +130,7 @@ pub(crate) const NOT_ALLOWED: &str = "the owner of the region does not allow tha
 pub struct Key(pub(crate) [u64; 4]);
 
 impl Key {
-    /// Bytes of an encoded key.
+    /// The bytes of an encoded key.
     pub const BYTES: usize = 32;
 
     /// A key that no peer can import.
@@ -149,7 +146,7 @@ impl Key {
         bytes
     }
 
-    /// `None` for bytes that are no key.
+    /// Decodes a key; `None` for bytes that are not a key.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (words, rest) = bytes.as_chunks::<8>();
@@ -161,16 +158,16 @@ impl Key {
 /// An offset in a region, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct At {
-    /// Which region.
+    /// The region.
     pub region: Region,
-    /// Bytes from its start.
+    /// The bytes from its start.
     pub offset: usize,
 }
 
 /// The result of posting an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
-    /// It has completed; the value of an atomic is what was there before.
+    /// It has completed. For an atomic, the value is what the cell held before.
     Done(u64),
     /// It will complete through [`Endpoint::poll`].
     Pending,
@@ -192,9 +189,9 @@ pub struct Signal {
     pub at: At,
     /// How it changes.
     pub change: Change,
-    /// Whether the writer waits for the completion: a hint that counts where the data is large.
-    /// Otherwise the writer learns of completion with the next message from that peer, or when the
-    /// peer is idle, which saves the peer a message.
+    /// Whether the writer waits for the completion: a hint that matters if the data is large. Otherwise the writer
+    /// learns of the completion with the next message from that peer, or when the peer is idle, which saves the peer a
+    /// message.
     pub awaited: bool,
 }
 
@@ -205,22 +202,21 @@ pub enum Change {
     Set(u64),
     /// The cell grows by this value, wrapping; atomic against other fabric atomics.
     Add(u64),
-    /// The cell grows by one value to another, and only this rank changes it. Several may be in flight.
-    /// See [`Change::advance`].
+    /// The cell grows by `by` to `to`, and only this rank changes it. Several such changes may be in flight. See
+    /// [`Change::advance`].
     Advance {
-        /// What it grows by.
+        /// The value by which the cell grows.
         by: u32,
         /// The value that it reaches.
         to: u64,
     },
 }
 
-// Operations carry one, in memory that is copied.
+// Operations carry a change, in memory that is copied.
 const _: () = assert!(size_of::<Change>() <= 16);
 
 impl Change {
-    /// Changes a cell that this process can reach. A thread that sees the change sees what this
-    /// thread wrote before.
+    /// Changes a cell that this process can reach. A thread that sees the change sees what this thread wrote before.
     #[inline]
     pub(crate) fn apply(self, cell: &AtomicU64) {
         match self {
@@ -229,17 +225,17 @@ impl Change {
         }
     }
 
-    /// The change of a cell that only this rank changes, from its value to a greater one. Several may be in
-    /// flight: the cell grows with each, and reaches the last value when all have landed. Nothing else may
-    /// change it meanwhile. A network that keeps the order of operations sets the cell, which costs less
-    /// than adding; a step of more than 32 bits is added there, too, and may only be the last one.
+    /// Returns the change of a cell from its value to a greater one, if only this rank changes the cell. Several may be
+    /// in flight: the cell grows with each, and reaches the last value when all have landed. Nothing else may change it
+    /// meanwhile. A network that keeps the order of operations sets the cell, which costs less than adding. A step of
+    /// more than 32 bits is added there, too, and must be the last one.
     #[must_use]
     pub fn advance(from: u64, to: u64) -> Self {
         let by = to.wrapping_sub(from);
         u32::try_from(by).map_or(Change::Add(by), |by| Change::Advance { by, to })
     }
 
-    /// The value that the cell becomes, or what is added to it where operations may overtake each other.
+    /// Returns the new value of the cell, or what is added to it where operations may overtake each other.
     #[inline]
     pub(crate) fn value(self) -> u64 {
         match self {
@@ -264,7 +260,7 @@ pub enum Atomic {
 }
 
 impl Atomic {
-    /// Performs it on a cell that this process can reach; returns what the cell held.
+    /// Performs the operation on a cell that this process can reach, and returns the old value of the cell.
     #[inline]
     pub(crate) fn apply(self, cell: &AtomicU64) -> u64 {
         match self {
@@ -274,8 +270,8 @@ impl Atomic {
     }
 }
 
-/// What a rank waits for: not 0, and less than 2^31. A wake-up names one interest and reaches the
-/// ranks that wait for it.
+/// What a rank waits for: not 0, and less than 2^31. A wake-up names one interest and reaches the ranks that wait for
+/// it.
 pub type Interest = u32;
 
 /// Ends the sleep of a [`Sleeper`], from any thread.
@@ -299,70 +295,69 @@ impl Debug for Waker {
     }
 }
 
-/// Most bytes that a rank gives to an exchange.
+/// The maximum number of bytes that a rank gives to an exchange.
 pub const MOST_EXCHANGED: usize = 1000;
 
-/// Most bytes that a rank gives to a long exchange, which takes several exchanges.
+/// The maximum number of bytes that a rank gives to a long exchange, which takes several exchanges.
 const MOST_EXCHANGED_LONG: usize = 1 << 20;
 
 pub(crate) mod sealed {
     pub trait Sealed {}
 }
 
-/// The transport of a world: processes that can reach each other's memory. Sealed: the unsafe code
+/// The transport of a world: processes that can reach each other's memory. The trait is sealed, because the unsafe code
 /// of this crate relies on its implementations, and gives them its own [`RawAccess`].
 pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
-    /// The name of the fabric: `shm`, `sim`, …
+    /// Returns the name of the fabric: `shm`, `sim`, …
     fn name(&self) -> &'static str;
 
-    /// The provider, where the fabric has several.
+    /// Returns the provider, if the fabric has several.
     fn provider(&self) -> Option<&str> {
         None
     }
 
-    /// This rank.
+    /// Returns this rank.
     fn rank(&self) -> u32;
 
-    /// Ranks in the world.
+    /// Returns the number of ranks in the world.
     fn ranks(&self) -> u32;
 
-    /// The ranks on this machine, ascending, this one included, as far as is known: they share its cores.
+    /// Returns the known ranks on this machine, which share its cores: ascending, including this one.
     fn neighbours(&self) -> Vec<u32>;
 
-    /// The names of the ranks' hosts, for messages to people.
+    /// Returns the names of the ranks' hosts, for messages to people.
     fn host_names(&self) -> HostNames {
         HostNames::default()
     }
 
-    /// Whether a rank's processor changes the rank's cells for others that cannot map them: then a rank that computes holds
-    /// these up until one of its threads answers.
+    /// Returns whether a rank's processor changes the rank's cells for peers that cannot map them. If so, a rank that
+    /// computes delays these peers until one of its threads answers.
     fn changes_by_processor(&self) -> bool {
         true
     }
 
-    /// A new endpoint. Collective: all ranks open their endpoints in the same order, and the n-th
-    /// ones belong together. The endpoint's use can break memory: `access` has promised that it
-    /// does not.
+    /// Opens a new endpoint. Collective: all ranks open their endpoints in the same order, and the n-th ones belong
+    /// together. Use of the endpoint can break memory; `access` promises that it does not.
     ///
     /// # Errors
-    /// Its resources are not available.
+    /// The resources are not available.
     fn open(&self, access: RawAccess) -> Result<Box<dyn Endpoint>>;
 
-    /// Sleeps for several endpoints of this rank. A rank has one at a time. None where time is
+    /// Returns a sleeper for several endpoints of this rank, which has only one at a time. `None` where time is
     /// simulated.
     fn sleeper(&self) -> Option<Box<dyn Sleeper>> {
         None
     }
 
-    /// Gives every rank's bytes to every rank, in rank order. Collective: all ranks call it in the
-    /// same order. For setting up; at most [`MOST_EXCHANGED`] bytes.
+    /// Gives every rank's bytes to every rank, in rank order. Collective: all ranks call it in the same order. For
+    /// set-up only; a rank gives at most [`MOST_EXCHANGED`] bytes.
     ///
     /// # Errors
     /// [`Error::Timeout`](crate::Error::Timeout) with the ranks that did not come; a dead peer.
     /// After a failure the ranks are out of step, and every later call fails.
     fn exchange(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>>;
 
-    /// As [`Fabric::exchange`], for any length: it takes several exchanges.
+    /// As [`Fabric::exchange`], for longer data: it takes several exchanges.
     ///
     /// # Errors
     /// As [`Fabric::exchange`].
@@ -383,107 +378,105 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
         Ok(all)
     }
 
-    /// Fails if the job was aborted or a peer is known to be dead. Cheap enough for every call.
+    /// Fails if the job was aborted or a peer is known to be dead. It is cheap enough for every call.
     ///
     /// # Errors
-    /// The reason, for this and every later call.
+    /// The reason, in this and every later call.
     fn health(&self, operation: &'static str) -> Result<()>;
 
-    /// What came so far from processes that are not of this world, as text that continues a sentence; empty if nothing came.
+    /// Returns what processes outside this world have sent so far, as text that continues a sentence; empty if they
+    /// sent nothing.
     fn strangers(&self) -> String {
         String::new()
     }
 
-    /// A secret that follows from what ranks have told each other through this world. A process that heard them does not know
-    /// it.
+    /// Returns a secret derived from what ranks have told each other through this world. A process that overheard them
+    /// does not know the secret.
     fn secret_of(&self, told: &[u8]) -> Vec<u8> {
-        // Over shared memory no other process hears.
+        // Over shared memory no other process can listen.
         told.to_vec()
     }
 
-    /// This thread's call has to end by then, or has ended. A provider that does not return is given up then. Returns what was
-    /// said before: by when a call has to end of which this one is a part.
+    /// Sets when this thread's call must end; `None` if it has ended. After that a provider that does not return is
+    /// given up. Returns the previous setting: that of the enclosing call.
     fn expect_by(&self, _due: Option<Deadline>) -> Option<Deadline> {
         None
     }
 
-    /// Looks for dead peers, which takes system calls; then as [`Fabric::health`].
+    /// Checks for dead peers, which takes system calls; then as [`Fabric::health`].
     ///
     /// # Errors
     /// As [`Fabric::health`].
     fn look_for_dead(&self, operation: &'static str) -> Result<()>;
 
-    /// The ranks that share memory with this one and have ended without leaving, which takes system
-    /// calls: the others can complete the operations that these had claimed.
+    /// Returns the ranks that share memory with this one and have ended without leaving, which takes system calls. The
+    /// other ranks can complete the operations that these had claimed.
     fn dead(&self) -> Vec<u32> {
         Vec::new()
     }
 
-    /// Whether a rank is known to have left: all that it did before is seen from then on.
+    /// Returns whether a rank is known to have left. All that it did before is visible from then on.
     fn has_left(&self, peer: u32) -> bool;
 
-    /// Fails every later call of every rank. The first reason stays. Any thread may call it.
+    /// Fails every later call of every rank. Later reasons do not replace the first one. Any thread may call it.
     fn abort(&self, reason: &str);
 
-    /// Says that this process ends in good order, so that the others do not miss it.
+    /// Announces that this process ends in good order, so that the others do not miss it.
     fn leave(&self);
 }
 
-/// A network that a rank could join a world by. Dropped, it leaves nothing behind.
+/// A network by which a rank could join a world. A drop leaves nothing behind.
 pub(crate) trait Candidate: Debug {
-    /// What ranks must have in common to understand each other: the provider of libfabric, or the
-    /// network of a device.
+    /// Returns what ranks must have in common to understand each other: the provider of libfabric, or the network of a
+    /// device.
     fn network(&self) -> &str;
 
-    /// What the other ranks must know of this one.
+    /// Returns what the other ranks must know about this one.
     fn introduction(&self) -> Vec<u8>;
 
-    /// The device.
+    /// Returns the name of the device.
     fn device(&self) -> &str;
 
-    /// The hosts that reach it.
+    /// Returns which hosts can reach it.
     fn scope(&self) -> Scope;
 
-    /// What this rank would have preferred, and why it cannot use that.
+    /// Returns what this rank would have preferred, and why it cannot use that.
     fn passed_over(&self) -> Option<&str>;
 
-    /// Joins the world of the ranks that introduced themselves so, in rank order, at a meeting with this secret.
+    /// Joins the world of the ranks with these introductions, in rank order, from a meeting with this secret.
     ///
     /// # Errors
-    /// Ranks use different providers; a rank cannot be reached by the deadline.
+    /// Ranks use different providers, or a rank cannot be reached by the deadline.
     fn join(self: Box<Self>, introductions: &[Vec<u8>], secret: &Secret, deadline: Instant) -> Result<Arc<dyn Fabric>>;
 }
 
 /// One rank's access to the operations of one collective. See the [module](self) for their
 /// semantics, and [`RawAccess::promise`] for what the caller has promised.
 pub trait Endpoint: Send + Debug {
-    /// Makes memory: zeroed, aligned to a page, at least `bytes` long. Operations of peers can do
-    /// with it what `access` allows, and nothing else. Ranks that share the memory have a window on
-    /// it, whatever it allows, unless it is local.
+    /// Makes zeroed memory, aligned to a page and at least `bytes` long. Operations of peers can do with it only what
+    /// `access` allows. Ranks that share the memory have a window on it, whatever `access` is, unless it is local.
     ///
     /// # Errors
     /// [`Error::Memory`](crate::Error::Memory) with the need, before any memory was taken.
     fn register(&mut self, bytes: usize, access: Access) -> Result<Region>;
 
-    /// What a peer needs to [`import`](Endpoint::import) a region of this endpoint. No peer can use
-    /// the key of a local one.
+    /// Returns what a peer needs to [`import`](Endpoint::import) a region of this endpoint. No peer can use the key of
+    /// a local region.
     fn key(&self, region: Region) -> Key;
 
     /// Names a peer's region.
     ///
     /// # Errors
-    /// The key is not one of that peer's, or its region is local to that peer, or its memory cannot
-    /// be mapped.
+    /// The key is not one of that peer's, its region is local to that peer, or its memory cannot be mapped.
     fn import(&mut self, peer: u32, key: Key) -> Result<Region>;
 
-    /// Direct access to a region: its own always, those of peers on the same host.
+    /// Returns direct access to a region: always for its own regions, and for those of peers on the same host.
     fn window(&self, region: Region) -> Option<Window>;
 
-    /// Writes `len` bytes and then changes a cell. The source must stay as it is until completion.
+    /// Writes `len` bytes and then changes a cell. The source must stay unchanged until completion.
     ///
     /// # Errors
-    /// A location outside its region; an operation that the owner of a region does not allow; a
-    /// broken endpoint.
+    /// A location outside its region; an operation that the owner of a region does not allow; a broken endpoint.
     fn put(&mut self, from: At, to: At, len: usize, signal: Option<Signal>, token: u64) -> Result<Posted>;
 
     /// Changes a cell: a put without data.
@@ -504,25 +497,24 @@ pub trait Endpoint: Send + Debug {
     /// As [`Endpoint::put`].
     fn atomic(&mut self, at: At, atomic: Atomic, token: u64) -> Result<Posted>;
 
-    /// The next completion, if there is one. Makes progress on the network.
+    /// Returns the next completion, if there is one. Makes progress on the network.
     ///
     /// # Errors
-    /// An operation that failed.
+    /// An operation failed.
     fn poll(&mut self) -> Result<Option<Completion>>;
 
-    /// The next completion, if an earlier call has seen one.
+    /// Returns the next completion, if an earlier call has seen one.
     ///
     /// # Errors
     /// As [`Endpoint::poll`].
     fn completion(&mut self) -> Result<Option<Completion>>;
 
-    /// Announces a wait. Look at memory once more before [`Endpoint::wait`].
+    /// Announces a wait. The caller must poll its memory once more before [`Endpoint::wait`].
     fn prepare_wait(&mut self, interest: Interest);
 
-    /// Whether [`prepare_wait`](Endpoint::prepare_wait) also puts a fence between the stores and
-    /// the later loads of the other rank of this host, where there is exactly one other: then that
-    /// rank's stores before [`wake`](Endpoint::wake) need no fence of their own. Known once all
-    /// ranks have opened this endpoint.
+    /// Returns whether [`prepare_wait`](Endpoint::prepare_wait) also puts a fence between the stores and the later
+    /// loads of the other rank of this host, if there is exactly one other. That rank's stores before
+    /// [`wake`](Endpoint::wake) then need no fence of their own. Known once all ranks have opened this endpoint.
     fn waits_fence_peer(&self) -> bool {
         true
     }
@@ -530,36 +522,36 @@ pub trait Endpoint: Send + Debug {
     /// Withdraws the announcement.
     fn cancel_wait(&mut self);
 
-    /// Sleeps until a wake-up for the announced interest, or for `at_most`. A wake-up since the
-    /// announcement counts. Ends the announcement.
+    /// Sleeps until a wake-up for the announced interest, or for `at_most`. A wake-up since the announcement counts.
+    /// Ends the announcement.
     fn wait(&mut self, at_most: Duration);
 
-    /// Makes the announced wait one of the rank's [`Sleeper`], whose sleep ends when the wait does.
-    /// Fails if the wait has ended already, and where the rank has no sleeper.
+    /// Delegates the announced wait to the rank's [`Sleeper`], whose sleep ends when the wait does. Returns false if
+    /// the wait has ended already, or if the rank has no sleeper.
     fn delegate_wait(&mut self) -> bool {
         false
     }
 
-    /// Whether a wait was delegated and goes on: it has not ended, and was neither withdrawn nor
-    /// announced anew.
+    /// Returns whether a delegated wait is still in progress: it has not ended, and was neither withdrawn nor announced
+    /// anew.
     fn is_delegated(&self) -> bool {
         false
     }
 
-    /// Wakes ranks of this host that wait for `interest`: all, or `most` of them. They see the
-    /// caller's earlier stores. Returns how many were woken.
+    /// Wakes ranks of this host that wait for `interest`: all, or at most `most` of them. They see the caller's earlier
+    /// stores. Returns how many were woken.
     fn wake(&mut self, most: u32, interest: Interest) -> u32;
 }
 
 /// Sleeps for several endpoints of a rank at once.
 pub trait Sleeper: Send + Debug {
-    /// Begins: a delegated wait that ends from now on, and the waker, end the next sleep.
+    /// Prepares a sleep. From now on, the end of a delegated wait ends the next sleep, and so does the waker.
     fn prepare(&mut self);
 
     /// Sleeps until a delegated wait ends, until the waker is used, or for `at_most`.
     fn sleep(&mut self, at_most: Duration);
 
-    /// A handle by which other threads end the sleep.
+    /// Returns a handle by which other threads end the sleep.
     fn waker(&self) -> Waker;
 }
 

@@ -1,4 +1,4 @@
-//! The reduction itself.
+//! The reduction.
 #![allow(unsafe_code)]
 
 mod arena;
@@ -16,7 +16,7 @@ pub(crate) use gathered::{BoardSource, Gathered};
 use super::number::{Narrow, Truth, Wide};
 use super::{Dtype, Element, Reduce};
 
-/// Elements reduced at a time: the block stays in the first-level cache for all sources.
+/// The number of elements reduced at a time: the block stays in the first-level cache for all sources.
 const BLOCK: usize = 2048;
 
 /// One source of a reduction.
@@ -25,11 +25,11 @@ struct Operand {
     data: *const u8,
     /// Whether it is a partial result, in the width of [`Dtype::wide_size`].
     wide: bool,
-    /// Its factor; only sums of floats have one.
+    /// The factor of its elements; only sums of floats have one other than 1.
     factor: f32,
 }
 
-/// How elements are folded.
+/// An operation that combines two elements.
 trait Fold<W: Wide>: 'static {
     fn fold(left: W, right: W) -> W;
 }
@@ -59,20 +59,21 @@ struct Target {
     wide: bool,
 }
 
-/// What becomes of a reduction's result.
+/// What happens to the result of a reduction.
 #[derive(Clone, Copy, Debug)]
 enum Ending<'a> {
-    /// It is the outcome.
+    /// The result is the outcome.
     Plain,
-    /// It is divided.
+    /// The result is divided.
     Over(f64),
-    /// It is a sum of updates to models.
+    /// The result is a sum of updates, which is added to averaged models.
     Model(Model<'a>),
 }
 
-/// Models that are averaged, all of them narrow, without a factor: the outcome is `first` + (the sum of updates + the sum
-/// over `others` of their differences from `first`) / `members`. If all models are equal and finite and there is no update,
-/// the outcome is equal, too: to the bit, but for the sign of zeros. Models whose difference is not finite have no mean.
+/// Models to be averaged, all of them narrow and without a factor. The outcome is `first` + (the sum of updates + the
+/// sum over `others` of their differences from `first`) / `members`. If all models are equal and finite and there is no
+/// update, the outcome is equal to them, too: to the bit, except for the sign of zeros. Models whose difference is not
+/// finite have no mean.
 #[derive(Clone, Copy, Debug)]
 struct Model<'a> {
     first: Operand,
@@ -80,9 +81,9 @@ struct Model<'a> {
     members: f64,
 }
 
-/// Reduces `operands` element by element, `len` elements each, in the order given, and ends it as `ending` says; a mean
-/// is divided by their number. Without operands the result is zeros. A single operand that stays as it is, is copied. The caller has entered the default
-/// floating-point state before it computed factors.
+/// Reduces `operands` element by element, `len` elements each, in the order given, and finishes as `ending` says. A
+/// mean is divided by the number of operands. Without operands the result is zeros. A single operand that needs no
+/// change is copied. The caller has entered the default floating-point state before it computed factors.
 ///
 /// # Safety
 /// Every address must be valid for `len` elements of its width and aligned to them; the target must
@@ -124,15 +125,16 @@ unsafe fn combine(
 /// Adds slices of the target's length.
 ///
 /// # Panics
-/// If one has another length.
+/// If a slice has another length.
 pub(crate) fn sum<T: Element>(sources: &[&[T]], target: &mut [T]) {
     scaled_sum(sources.iter().map(|&source| (source, 1.0)), target);
 }
 
-/// Adds slices of the target's length, each multiplied by its factor. Only sums of floats may have factors other than 1.
+/// Adds slices of the target's length, each multiplied by its factor. Only sums of floats may have factors other than
+/// 1.
 ///
 /// # Panics
-/// If one has another length.
+/// If a slice has another length.
 pub(crate) fn scaled_sum<'a, T: Element>(sources: impl Iterator<Item = (&'a [T], f32)>, target: &mut [T]) {
     let operand = |(source, factor): (&[T], f32)| {
         assert_eq!(source.len(), target.len());
@@ -148,10 +150,10 @@ pub(crate) fn scaled_sum<'a, T: Element>(sources: impl Iterator<Item = (&'a [T],
     }
 }
 
-/// A set of vector instructions for which there is a kernel.
+/// A set of vector instructions that has a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Vectors {
-    /// The instructions that the target always has: SSE2 or NEON on the usual ones.
+    /// The instructions that the compilation target always has: SSE2 or NEON on the usual ones.
     Baseline,
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -160,7 +162,7 @@ enum Vectors {
 }
 
 impl Vectors {
-    /// The widest set that this processor has.
+    /// Returns the widest set that this processor has.
     #[inline]
     fn best() -> Self {
         #[cfg(target_arch = "x86_64")]
@@ -271,7 +273,7 @@ unsafe fn portable<N: Narrow, F: Fold<N::Wide>>(target: Target, operands: &[Oper
     }
 }
 
-/// Makes a new model of a sum of updates: of its elements from `from` on.
+/// Turns a sum of updates into a new model, for its elements from `from` on.
 ///
 /// # Safety
 /// As [`combine`].
@@ -336,7 +338,7 @@ unsafe fn reduce_block<N: Narrow, F: Fold<N::Wide>>(
         rest = others;
         match (is_wide(a), a.factor == 1.0) {
             (true, true) => {
-                // Two at a time: the sum is read and written half as often.
+                // Two operands at a time: the sum is read and written half as often.
                 let a = wide(a);
                 if let [b, others @ ..] = rest
                     && plain(b)

@@ -1,8 +1,8 @@
-//! Element types and the reduction of many sources into one.
+//! Element types and the reduction of several sources into one.
 //!
-//! The order is canonical: sources in the order given, left to right. So the same cut gives the
-//! same bits on every rank and for any division into segments. 16-bit floats are reduced in 32 bits
-//! and rounded once, at the end; short integers in 32 bits, of which the lowest are kept: they wrap.
+//! The order is canonical: sources in the order given, left to right. So the same cut gives the same bits on every rank
+//! and for any division into segments. 16-bit floats are reduced in 32 bits and rounded once, at the end. Short
+//! integers are reduced in 32 bits, of which the lowest are kept: they wrap.
 
 mod kernel;
 mod number;
@@ -17,22 +17,22 @@ use crate::named::named;
 
 pub use crate::named::UnknownName;
 
-/// The operation on two elements.
+/// The operation that combines two elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Reduce {
     /// Sum; integers wrap.
     #[default]
     Sum,
-    /// Minimum. Of two that compare equal (0 and -0) the first; NaN propagates.
+    /// Minimum. Of two values that compare equal (0 and -0) the first; NaN propagates.
     Min,
-    /// Maximum. Of two that compare equal (0 and -0) the first; NaN propagates.
+    /// Maximum. Of two values that compare equal (0 and -0) the first; NaN propagates.
     Max,
     /// Product; integers wrap.
     Prod,
-    /// The sum, divided by the number of ranks: 16-bit floats are rounded after that, and integers towards 0. For
-    /// [synchronous collectives](crate::World#synchronous-collectives), whose contributions are those of all ranks; the mean of
-    /// a partial round is a sum with a [`Scale`](crate::Scale).
+    /// The sum divided by the number of ranks. 16-bit floats are rounded after the division, and integers towards 0.
+    /// Only for [synchronous collectives](crate::World#synchronous-collectives), to which all ranks contribute. The
+    /// mean of a partial round is a sum with a [`Scale`](crate::Scale).
     Mean,
 }
 
@@ -67,7 +67,7 @@ pub enum Dtype {
     U8,
     /// 16-bit, two's complement, wrapping.
     I16,
-    /// A byte that is 0 or 1. A sum or maximum is 1 if any is, a product or minimum if all are.
+    /// A byte that is 0 or 1. A sum or maximum is 1 if any element is 1; a product or minimum is 1 if all are.
     Bool,
 }
 
@@ -78,12 +78,12 @@ named!(
 );
 
 impl Reduce {
-    /// All of them.
+    /// All reductions.
     pub const EVERY: [Reduce; 5] = [Reduce::Sum, Reduce::Min, Reduce::Max, Reduce::Prod, Reduce::Mean];
 }
 
 impl Dtype {
-    /// All of them.
+    /// All element types.
     pub const EVERY: [Dtype; 12] = [
         Dtype::F32,
         Dtype::F64,
@@ -99,7 +99,7 @@ impl Dtype {
         Dtype::Bool,
     ];
 
-    /// Bytes of an element.
+    /// Returns the size of an element in bytes.
     #[must_use]
     pub fn size(self) -> usize {
         match self {
@@ -110,12 +110,12 @@ impl Dtype {
         }
     }
 
-    /// Bytes of an element while it is being reduced.
+    /// Returns the size of an element in bytes while it is being reduced.
     pub(crate) fn wide_size(self) -> usize {
         self.size().max(4)
     }
 
-    /// Whether it is a floating-point type, so that it can be divided.
+    /// Returns whether the type is a floating-point type, so that its elements can be divided.
     #[must_use]
     pub fn is_float(self) -> bool {
         matches!(self, Dtype::F32 | Dtype::F64 | Dtype::F16 | Dtype::Bf16)
@@ -126,16 +126,17 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// What the memory of a collective is lent as: elements, or their bytes (`u8`) where their type is known at run time only.
+/// The type as which the memory of a collective is lent: the elements, or their bytes (`u8`) if the element type is
+/// known only at run time.
 pub trait Item: sealed::Sealed + bytemuck::Pod + Send + Sync + fmt::Debug + PartialEq + 'static {}
 
-/// An element type. Sealed: the set is fixed by the wire format and the kernels.
+/// An element type. The trait is sealed: the wire format and the kernels fix the set of types.
 pub trait Element: Item {
-    /// Its name in plans and on the command line.
+    /// The element type as a value.
     const DTYPE: Dtype;
 }
 
-// `u8` is both: as an element its bytes are the elements.
+// `u8` is both an item and an element: as an element its bytes are the elements.
 macro_rules! elements {
     ($($type:ty => $dtype:ident),*) => {
         $(

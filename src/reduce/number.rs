@@ -1,4 +1,4 @@
-//! Elements in memory, and in the width in which they are reduced.
+//! Elements as they lie in memory, and in the width in which they are reduced.
 //!
 //! The arithmetic has no branches, so the compiler turns loops over it into vector instructions of
 //! the set for which the surrounding function is compiled.
@@ -13,9 +13,9 @@ pub(super) trait Wide: Copy + 'static {
     fn times(self, other: Self) -> Self;
     fn min(self, other: Self) -> Self;
     fn max(self, other: Self) -> Self;
-    /// Only floats are ever scaled.
+    /// Multiplies by a factor; integers ignore it, because only floats are ever scaled.
     fn scaled(self, factor: f32) -> Self;
-    /// Integers are divided by whole numbers from 1 on.
+    /// Divides by a number. Integers are divided only by whole numbers from 1 on.
     fn over(self, divisor: f64) -> Self;
 }
 
@@ -140,7 +140,7 @@ macro_rules! short {
 
 short!(i8 => i32, u8 => u32, i16 => i32);
 
-/// A byte that says yes or no. As numbers these are 1 and 0: their sum is not 0 if any is yes, their product if all are.
+/// A byte that is true or false. As numbers these are 1 and 0: the sum is not 0 if any is true, the product if all are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(transparent)]
 pub(super) struct Truth(u8);
@@ -190,9 +190,9 @@ impl Narrow for f16 {
     fn widen(self) -> f32 {
         let bits = u32::from(self.to_bits());
         let sign = (bits & 0x8000) << 16;
-        // Exponent and fraction move to their places in a 32-bit float, whose exponents are 112
-        // higher. A subnormal number is computed as the fraction above 2^-14 instead. As 32-bit
-        // floats none is subnormal, so a processor that flushes those to zero does no harm.
+        // Exponent and fraction move to their bits in a 32-bit float, whose exponents are 112 higher. A subnormal
+        // number is instead computed as the fraction above 2^-14. None of them is subnormal as a 32-bit float, so a
+        // processor that flushes subnormals to zero does no harm.
         let shifted = (bits & 0x7fff) << 13;
         let above = f32::from_bits(shifted | LEAST_NORMAL) - f32::from_bits(LEAST_NORMAL);
         let value = if shifted < 1 << 23 { above.to_bits() } else { shifted + (112 << 23) };

@@ -1,4 +1,4 @@
-//! How a round is carried out once it fires, and by which executor.
+//! How a round is carried out after it fires, and by which executor.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,33 +6,33 @@ use super::Fire;
 use crate::named::named;
 use crate::topology::Topology;
 
-/// How data moves once a round fires.
+/// How data moves after a round fires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Mover {
-    /// By the hw-config's measurements.
+    /// Chosen by the measurements of the hw-config.
     #[default]
     Auto,
-    /// Ranks first agree on the cut, in a word; then waiting ranks move the data.
+    /// Ranks first agree on the cut, in one word; then waiting ranks move the data.
     Cut,
-    /// A program of triggered operations activates, seals and reduces; the cut travels with the data.
+    /// A program of triggered operations activates, seals and reduces. The cut travels with the data.
     Tree,
 }
 
-/// The agent that carries a round out.
+/// The agent that carries out a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Executor {
-    /// By the hw-config's measurements.
+    /// Chosen by the measurements of the hw-config.
     #[default]
     Auto,
     /// Ranks that are in `wait` or `try_wait`.
     Caller,
     /// A helper thread of each rank, while its application computes.
     Thread,
-    /// Any rank that moves a counter to a threshold, in `arrive` too.
+    /// Any rank that moves a counter to a threshold, also in `arrive`.
     Peer,
-    /// A network card by itself, or a libfabric provider that acts as one; ranks only reduce.
+    /// A network card by itself, or a libfabric provider that acts like one; ranks only reduce.
     Provider,
 }
 
@@ -42,25 +42,25 @@ named!(
     "auto" => Auto, "caller" => Caller, "thread" => Thread, "peer" => Peer, "provider" => Provider
 );
 
-/// How ranks agree on the parts of a round, and on when it closes.
+/// How ranks agree on the cut of a round, and on when it closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AgreementBy {
-    /// All take part: the round closes when the tag of every active rank is there.
+    /// All active ranks take part: the round closes when the tag of every active rank is there.
     Tags,
-    /// Atomics on one word, or on several.
+    /// By atomics on one word, or on several words.
     Words,
-    /// They do not: cuts are given to them.
+    /// Ranks do not agree: each gets the cuts from outside.
     Given,
-    /// Gates that a program closes.
+    /// By gates that a program closes.
     Gates,
-    /// The same where ranks share no memory: each runs its own table, and they relay activations and sums.
+    /// As `Gates`, where ranks share no memory: each rank runs its own table, and the ranks relay activations and sums.
     Relays,
-    /// The same where a provider runs the program: it sends contributions to all ranks, and each rank reduces.
+    /// As `Gates`, where a provider runs the program: it sends contributions to all ranks, and each rank reduces.
     Cards,
 }
 
 impl AgreementBy {
-    /// What a rule comes to where data moves in this way, and neither are cuts given nor does a provider run programs.
+    /// Returns how ranks agree under a rule if data moves in this way, no cuts are given and no provider runs programs.
     pub(crate) fn usual(fire: Fire, movement: MovementBy, topology: &Topology) -> Self {
         match movement {
             MovementBy::Program if topology.has_elsewhere() => AgreementBy::Relays,
@@ -71,22 +71,22 @@ impl AgreementBy {
     }
 }
 
-/// How contributions become an outcome where it is wanted.
+/// How contributions become an outcome on the ranks that want it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MovementBy {
     /// Arrivals push their data to every host, and every rank reduces for itself. Synchronous rule only.
     Everyone,
-    /// Arrivals push their data to every host. The rank that closed the round reduces, and hands the outcome to all hosts on
-    /// which a rank wants it.
+    /// Arrivals push their data to every host. The rank that closed the round reduces, and sends the outcome to all
+    /// hosts on which a rank wants it.
     Initiator,
-    /// Arrivals push their data to the lowest active rank, which reduces and hands the outcome to all hosts. Synchronous rule
-    /// only.
+    /// Arrivals push their data to the lowest active rank. It reduces and sends the outcome to all hosts. Synchronous
+    /// rule only.
     Reducer,
-    /// The same by the lowest rank of each host, each for a share of the data.
+    /// As `Reducer`, but the lowest rank of each host reduces, each a share of the data.
     Reducers,
-    /// Data stays where it was written; waiting ranks claim segments, read and reduce them.
+    /// Data stays where it was written. Waiting ranks claim segments, read them and reduce them.
     Segments,
-    /// The program that agrees also moves.
+    /// The program that agrees also moves the data.
     Program,
 }
 
@@ -97,7 +97,7 @@ named!(
 );
 
 impl MovementBy {
-    /// Whether only some ranks reduce.
+    /// Returns whether only some ranks reduce.
     pub(crate) fn has_reducers(self) -> bool {
         matches!(self, MovementBy::Reducer | MovementBy::Reducers)
     }
@@ -107,14 +107,14 @@ impl MovementBy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Schedule {
-    /// Recursive doubling: ⌈log2 P⌉ steps of two operands each, so deterministic bits.
+    /// Recursive doubling: ⌈log2 P⌉ steps of two operands each, so the bits are deterministic.
     Doubling,
     /// Reduce-scatter, then all-gather: each chunk is reduced once, from all contributions.
     Scatter,
-    /// All ranks write to all ranks, and each one sums: no arithmetic at the target.
+    /// All ranks write to all ranks, and each rank reduces: the target of a write computes nothing.
     Gather,
-    /// Reduce-scatter by recursive halving, then all-gather by doubling: as many bytes as for scatter in 2⌈log2 P⌉
-    /// steps, with the bits of doubling. In shared memory it is doubling.
+    /// Reduce-scatter by recursive halving, then all-gather by doubling. It moves the bytes of `Scatter` in 2⌈log2 P⌉
+    /// steps, and gives the bits of `Doubling`. In shared memory it is `Doubling`.
     Halving,
 }
 
@@ -122,7 +122,7 @@ impl Schedule {
     /// All schedules.
     pub const EVERY: [Schedule; 4] = [Schedule::Doubling, Schedule::Scatter, Schedule::Gather, Schedule::Halving];
 
-    /// Its name on the command line.
+    /// Returns the name of the schedule on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

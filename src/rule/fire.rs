@@ -12,18 +12,18 @@ use crate::time::parse_duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum When {
-    /// All active ranks have arrived.
+    /// For all active ranks to arrive.
     All,
-    /// One rank has arrived (eager-SGD *solo*).
+    /// For one rank to arrive (eager-SGD *solo*).
     Solo,
-    /// This number of ranks has arrived, exactly counted; all active ranks, if they are fewer.
+    /// For this number of ranks to arrive, exactly counted; for all active ranks if they are fewer.
     Quorum(u32),
-    /// The rank has arrived that is drawn for the round, from a seed that all ranks share (eager-SGD *majority*: on
-    /// average half of the ranks arrive before it; no number is guaranteed).
+    /// For one rank that is drawn for the round, from a seed that all ranks share (eager-SGD *majority*). On average
+    /// half of the ranks arrive before it; no number is guaranteed.
     Majority(u64),
 }
 
-/// A firing rule: what a round waits for, for how long at most, and which rounds wait for all.
+/// A firing rule: what a round waits for, how long at most, and which rounds wait for all.
 ///
 /// On the command line: `all`, `solo`, `quorum=Q`, `majority`, `majority=SEED` or `deadline=TIME`.
 /// Append options to any of them, separated by commas: `deadline=TIME` and `full=K`.
@@ -34,7 +34,7 @@ pub struct Fire {
     full_every: Option<u32>,
 }
 
-/// What one round waits for, among the ranks that are active in it.
+/// What one round waits for, among its active ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Condition {
     /// This number of fresh arrivals.
@@ -46,82 +46,83 @@ pub(crate) enum Condition {
 }
 
 impl Fire {
-    /// Every active rank has arrived: the ordinary, synchronous collective. No rank is ever late.
+    /// The round waits for every active rank: the ordinary, synchronous collective. No rank is ever late.
     pub const ALL: Fire = Fire::new(When::All);
-    /// One rank has arrived. The same as a quorum of 1.
+    /// The round waits for one rank. The same as a quorum of 1.
     pub const SOLO: Fire = Fire::new(When::Solo);
 
     const fn new(when: When) -> Self {
         Fire { when, deadline: None, full_every: None }
     }
 
-    /// `q` ranks have arrived, exactly counted.
+    /// Returns the rule by which a round waits for `q` ranks, exactly counted.
     #[must_use]
     pub const fn quorum(q: u32) -> Self {
         Fire::new(When::Quorum(q))
     }
 
-    /// The rank that is drawn for the round has arrived. See [`When::Majority`].
+    /// Returns the rule by which a round waits for the rank that is drawn for it. See [`When::Majority`].
     #[must_use]
     pub const fn majority(seed: u64) -> Self {
         Fire::new(When::Majority(seed))
     }
 
-    /// Every active rank has arrived, or `time` has passed since the first arrival.
+    /// Returns the rule by which a round waits for every active rank, or until `time` has passed since its first
+    /// arrival.
     #[must_use]
     pub const fn deadline(time: Duration) -> Self {
         Fire::ALL.within(time)
     }
 
-    /// The same rule, but a round closes `time` after its first arrival, whichever ranks are missing.
+    /// Returns the same rule, but a round closes at most `time` after its first arrival, whichever ranks are missing.
     ///
-    /// Every arrival measures from itself, so no clocks are compared, and the first whose time is over closes the
+    /// Every arrival measures from itself, so ranks compare no clocks: the first rank whose time is over closes the
     /// round. A waiting rank or the helper thread enforces the deadline; otherwise the next call does. An arrival that
-    /// has to wait for a free slot measures from when it has one.
+    /// waits for a free slot measures from the time it gets one.
     #[must_use]
     pub const fn within(self, time: Duration) -> Self {
         Fire { deadline: Some(time), ..self }
     }
 
-    /// The same rule, but every `k`-th round waits for all active ranks (published as the limiter
-    /// of eager-SGD). A rank that is late for such a round enters it with its carried contribution,
-    /// and waits for it like the others.
+    /// Returns the same rule, but every `k`-th round waits for all active ranks (published as the limiter of
+    /// eager-SGD). A rank that is late for such a round enters it with its carried contribution, and waits for it like
+    /// the others.
     #[must_use]
     pub const fn full_every(self, k: u32) -> Self {
         Fire { full_every: Some(k), ..self }
     }
 
-    /// What a round waits for.
+    /// Returns what a round waits for.
     #[must_use]
     pub fn when(self) -> When {
         self.when
     }
 
-    /// How long after its first arrival a round closes at the latest.
+    /// Returns the time between the first arrival of a round and its close at the latest; `None` if there is no limit.
     #[must_use]
     pub fn limit(self) -> Option<Duration> {
         self.deadline
     }
 
-    /// Whether every round waits for all active ranks, without a limit.
+    /// Returns whether every round waits for all active ranks, without a time limit.
     #[must_use]
     pub fn is_synchronous(self) -> bool {
         self.when == When::All && self.deadline.is_none()
     }
 
-    /// Whether some rounds wait for all although the others do not.
+    /// Returns whether some rounds wait for all active ranks although the others do not.
     #[must_use]
     pub fn has_full_rounds(self) -> bool {
         self.full_every.is_some()
     }
 
-    /// Whether `round` waits for all active ranks although the others do not.
+    /// Returns whether `round` waits for all active ranks although other rounds do not.
     #[must_use]
     pub fn is_full(self, round: u64) -> bool {
         self.full_every.is_some_and(|k| round.is_multiple_of(u64::from(k.max(1))))
     }
 
-    /// Fresh arrivals that fire a round among `active` ranks, if the rule counts them.
+    /// Returns how many fresh arrivals fire a round among `active` ranks; meaningful for rules that count arrivals.
     #[must_use]
     pub fn threshold(self, active: u32) -> u32 {
         match self.when {
@@ -131,7 +132,7 @@ impl Fire {
         }
     }
 
-    /// The rule for fewer ranks.
+    /// Returns the rule for a world of fewer ranks.
     pub(crate) fn clamped(self, ranks: u32) -> Self {
         match self.when {
             When::Quorum(q) => Fire { when: When::Quorum(q.min(ranks)), ..self },
@@ -139,7 +140,7 @@ impl Fire {
         }
     }
 
-    /// What a round waits for, given its active ranks and the size of the world.
+    /// Returns what a round waits for, given its active ranks and the size of the world.
     pub(crate) fn condition(self, round: u64, active: &RankSet, ranks: u32) -> Condition {
         match self.when {
             _ if self.is_full(round) => Condition::Full,
@@ -154,8 +155,8 @@ impl Fire {
     /// Checks that the rule can work in a world of `ranks`.
     ///
     /// # Errors
-    /// A quorum of 0 or of more ranks than there are; a deadline of 0 or of more than
-    /// [`Grace::MAX`]; `full=1` and `full=0`; full rounds of a synchronous rule.
+    /// A quorum of 0, or of more ranks than the world has. A deadline of 0, or of more than [`Grace::MAX`]. `full=0` or
+    /// `full=1`. Full rounds in a synchronous rule.
     pub fn check(self, ranks: u32) -> Result<(), RuleError> {
         match self.when {
             When::Quorum(0) => return Err(RuleError::ZeroQuorum),
@@ -175,16 +176,16 @@ impl Fire {
     }
 }
 
-/// The rank that is drawn for a round of the majority rule; all ranks draw alike. If it has left,
-/// the next active rank stands in.
+/// Returns the rank that is drawn for a round of the majority rule, the same on all ranks. If that rank has left, the
+/// next active rank replaces it.
 #[must_use]
 pub fn drawn(seed: u64, round: u64, ranks: u32) -> u32 {
-    // SplitMix64: a round's number serves as the state, and neighbouring rounds become unrelated.
+    // SplitMix64: the round's number is the state, and neighbouring rounds become unrelated.
     let mut z = round.wrapping_add(seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     z ^= z >> 31;
-    // The upper half decides: 2^32 is far more than the ranks, so no rank is favoured noticeably.
+    // The upper half decides: 2^32 is so much larger than the number of ranks that it favours no rank noticeably.
     (((z >> 32) * u64::from(ranks)) >> 32) as u32
 }
 

@@ -1,9 +1,9 @@
-//! The choices that make a collective, as plain values: when a round fires, how long it stays open
-//! after that, what happens to late contributions, what the sum is divided by, how the data moves,
-//! and which executor carries a round out.
+//! The choices that define a collective, as plain values. They say when a round fires, how long it stays open after
+//! that, what happens to late contributions, what the sum is divided by, how the data moves, and which executor carries
+//! out a round.
 //!
-//! Users' choices parse from, and print to, the form used on the command line: a rule read back
-//! from a report is the rule that was given.
+//! Users' choices parse from the form used on the command line and print to it. So a rule that is read back from a
+//! report is the rule that was given.
 #![forbid(unsafe_code)]
 
 mod choice;
@@ -21,15 +21,15 @@ pub use fire::{Fire, When, drawn};
 use crate::time::{NotATime, parse_duration};
 use crate::units::Number;
 
-/// How long a round stays open after its firing condition holds, or until every active rank arrived.
+/// How long a round stays open after its firing condition holds. It closes earlier if every active rank has arrived.
 ///
-/// Without it a balanced solo round would contain one fresh contribution, and all the others would
-/// be late by microseconds.
+/// Without a grace a balanced solo round would contain one fresh contribution, and all the others would be late by
+/// microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Grace {
-    /// From measurements: the collective's latency, plus half a percent of the caller's own step.
-    /// Under majority it shrinks, because most rounds lack a rank (see `docs/semantics.md`).
+    /// Computed from measurements: the collective's latency, plus half a percent of the caller's own step. Under
+    /// majority it shrinks, because most rounds lack a rank (see `docs/semantics.md`).
     #[default]
     Auto,
     /// A fixed time; zero closes the round with the arrival that fires it.
@@ -40,7 +40,7 @@ impl Grace {
     /// No grace: the arrival that fires a round also closes it.
     pub const NONE: Grace = Grace::Fixed(Duration::ZERO);
 
-    /// The longest grace. A longer one is a synchronous collective in disguise.
+    /// The longest grace. With a longer one the collective would in effect be synchronous.
     pub const MAX: Duration = Duration::from_secs(3600);
 
     pub(crate) fn check(self) -> Result<(), RuleError> {
@@ -83,18 +83,18 @@ pub enum Absent {
     Carry,
     /// It is dropped, and counted ([`Stats::dropped`](crate::Stats::dropped)).
     Drop,
-    /// It enters the next round that fires, multiplied by this factor once for every round of its
-    /// age. Floating-point sums only.
+    /// It enters the next round that fires, multiplied by this factor once for every round of its age. For
+    /// floating-point sums only.
     Decay(f32),
-    /// It enters the next round that fires, and stands for its rank in all rounds until the rank's next contribution
-    /// enters. Contributions are models then, and a round averages the newest of each member of a group. One that would
-    /// enter a full round together with the next one is dropped and counted. Needs a
-    /// [`memory`](crate::AllreduceBuilder::memory).
+    /// It enters the next round that fires, and represents its rank in all rounds until the rank's next contribution
+    /// enters. Contributions are models then, and a round averages the newest model of each member of a group. A
+    /// contribution that would enter a full round together with the next one of its rank is dropped and counted. Needs
+    /// a [`memory`](crate::AllreduceBuilder::memory).
     Hold,
 }
 
 impl Absent {
-    /// The factor of a contribution of an age.
+    /// Returns the factor of a contribution of this age, in rounds.
     pub(crate) fn factor(self, age: u64) -> f32 {
         match self {
             Absent::Carry | Absent::Drop | Absent::Hold => 1.0,
@@ -105,7 +105,7 @@ impl Absent {
     /// Checks the factor.
     ///
     /// # Errors
-    /// A decay that is not more than 0 and at most 1.
+    /// A decay that is not greater than 0 and at most 1.
     pub fn check(self) -> Result<(), RuleError> {
         match self {
             Absent::Decay(factor) if !(factor > 0.0 && factor <= 1.0) => Err(RuleError::NotADecay { factor }),
@@ -142,8 +142,8 @@ impl FromStr for Absent {
     }
 }
 
-/// A power, the same on every machine: by squaring, because the library's may round differently elsewhere, and all ranks
-/// must compute the same bits.
+/// Raises `base` to a power by squaring, with the same result on every machine. A library function may round
+/// differently elsewhere, and all ranks must compute the same bits.
 pub(crate) fn power(base: f64, exponent: u64) -> f64 {
     let (mut power, mut square, mut left) = (1.0, base, exponent);
     while left > 0 {
@@ -163,18 +163,18 @@ pub enum Scale {
     /// Nothing.
     #[default]
     Sum,
-    /// The number of ranks in the world, as the published eager-SGD does.
+    /// The number of ranks in the world, as in the published eager-SGD.
     World,
     /// The number of contributions in the round's cut.
     Contributions,
-    /// The sum of the weights in the round's cut: a weighted mean. Every contribution is multiplied
-    /// by its weight ([`Allreduce::weigh`](crate::Allreduce::weigh), 1 unless given) and by its
-    /// decay, if there is one.
+    /// The sum of the weights in the round's cut, so that the result is a weighted mean. Every contribution is
+    /// multiplied by its weight ([`Allreduce::weigh`](crate::Allreduce::weigh), 1 unless given) and by its decay, if
+    /// there is one.
     Weights,
-    /// A mean in which models weigh less the further their ranks are behind: by this factor, which is between 0 and 1, for
-    /// each iteration. Then all are as far as the newest was. For models in groups by order of arrival
-    /// ([`Group::Arrivals`](crate::Group::Arrivals) with [`Absent::Hold`]): the dynamic weights of P-Reduce (Miao et al.,
-    /// SIGMOD 2021).
+    /// A mean in which a model weighs less the further its rank is behind: by this factor, between 0 and 1, for each
+    /// iteration. After the mean all ranks count as far along as the newest was. For models in groups by order of
+    /// arrival ([`Group::Arrivals`](crate::Group::Arrivals) with [`Absent::Hold`]): the dynamic weights of P-Reduce
+    /// (Miao et al., SIGMOD 2021).
     Ages(f32),
 }
 
@@ -182,7 +182,7 @@ impl Scale {
     /// Checks the factor.
     ///
     /// # Errors
-    /// One for ages that is not between 0 and 1.
+    /// A factor for ages that is not between 0 and 1.
     pub fn check(self) -> Result<(), RuleError> {
         match self {
             Scale::Ages(factor) if !(factor > 0.0 && factor < 1.0) => Err(RuleError::NotAFactor { factor }),
@@ -222,7 +222,7 @@ impl FromStr for Scale {
     }
 }
 
-/// An invalid rule, and what would be accepted.
+/// An invalid rule. Its text says what would be accepted.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuleError {
@@ -247,13 +247,13 @@ pub enum RuleError {
         /// What was given.
         text: String,
     },
-    /// A decay that would erase, invert or inflate late contributions.
+    /// A decay that is not more than 0 and at most 1: it would erase, invert or inflate late contributions.
     #[error("a decay of {} a round; use more than 0 and at most 1", Number(*factor))]
     NotADecay {
         /// What was given.
         factor: f32,
     },
-    /// A factor for ages with which old models would count as much as new ones, or none.
+    /// A factor for ages that is not between 0 and 1: old models would count like new ones, or not at all.
     #[error("a factor of {} an iteration; use more than 0 and less than 1", Number(*factor))]
     NotAFactor {
         /// What was given.
@@ -280,13 +280,13 @@ pub enum RuleError {
         /// What was given.
         time: Duration,
     },
-    /// Full rounds without others between them: `full=0` or `full=1`.
+    /// `full=0` or `full=1`: no other rounds would lie between the full ones.
     #[error("full={k} would make every round a full one; the least is full=2, and all rounds are full in the rule all")]
     FullTooOften {
         /// What was given.
         k: u32,
     },
-    /// Full rounds of a synchronous rule.
+    /// Full rounds in a synchronous rule.
     #[error("every round of the rule all is full; omit full=K")]
     FullAnyway,
     /// `quorum=0`.
@@ -295,9 +295,9 @@ pub enum RuleError {
     /// A quorum of more ranks than exist.
     #[error("quorum={q} can never be reached by {ranks} rank(s); the most is quorum={ranks}")]
     QuorumTooLarge {
-        /// Ranks demanded.
+        /// The ranks demanded.
         q: u32,
-        /// Ranks in the world.
+        /// The ranks in the world.
         ranks: u32,
     },
     /// Not a time.

@@ -1,7 +1,7 @@
 //! One rank of a simulated world: a caller, and the thread that helps it if it has one.
 //!
-//! Both drive the session and the engine that the library's own executors drive, a step at a time. What they do with them
-//! is what `collective/raw.rs` and `executor/` do; when they do it is drawn.
+//! Both drive the session and the engine that the library's own executors drive, a step at a time. They do the same as
+//! `collective/raw.rs` and `executor/`; when they do it is drawn.
 
 mod helper;
 mod judged;
@@ -30,19 +30,19 @@ pub(super) use saved::{DeathOf, Saved};
 /// When a rank wants its next turn.
 #[derive(Debug)]
 pub(super) enum Next {
-    /// After so much time; 0: in the same turn.
+    /// After this time; 0: in the same turn.
     After(Time),
-    /// When woken, or at a time.
+    /// When woken, or at this time.
     Parked(Option<Time>),
     Gone,
-    /// An operation of it completed with an error: it gives up, and says so.
+    /// One of its operations completed with an error: the rank gives up, and reports it.
     Broke,
 }
 
-/// More steps than any turn needs that makes progress.
+/// A limit that no turn reaches that makes progress.
 const MOST_STEPS: u32 = 1_000_000;
 
-/// Why a turn did not come to its end.
+/// Why a turn did not complete.
 #[derive(Debug)]
 enum Trouble {
     /// The fabric failed.
@@ -62,23 +62,23 @@ type Step<T> = Result<T, Trouble>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Doing {
     Computing,
-    /// In `arrive_with`, its contribution handed in and filled up to this piece.
+    /// In `arrive_with`: its contribution is handed in and filled up to this piece.
     Filling {
         buffer: u32,
         piece: u64,
     },
     /// In `arrive`.
     Arriving,
-    /// Outside, its arrival handed in.
+    /// Outside the library, after handing in its arrival.
     Away,
     /// In `wait`, or in `finish` when nothing is left to contribute.
     Waiting {
         /// Its deadline.
         until: Option<Time>,
-        /// There was nothing to do when it last looked.
+        /// Whether there was nothing to do at its last poll.
         idle: bool,
     },
-    /// As waiting, announced as asleep.
+    /// As waiting, but announced as asleep.
     Parked {
         until: Option<Time>,
     },
@@ -90,10 +90,10 @@ enum Doing {
     Holding {
         round: u64,
     },
-    /// Has dropped them.
+    /// Has dropped the outcomes.
     Releasing,
     Gone,
-    /// Failed, naming who died.
+    /// Failed, and knows which ranks died.
     Failed,
     Dead,
 }
@@ -106,29 +106,29 @@ pub(super) struct Actor {
     habits: Habits,
     doing: Doing,
     helper: Helper,
-    /// When the caller and its thread go on: whichever is first has the next turn.
+    /// When the caller and its thread continue: the one that is first has the next turn.
     caller_at: Option<Time>,
     helper_at: Option<Time>,
     made: u32,
-    /// The last round of each wait that returned some.
+    /// The last round of each wait that returned rounds.
     ends: Vec<u64>,
-    /// The collective whose cuts it follows, if it does.
+    /// The collective whose cuts it follows, if there is one.
     lead: Option<Lead>,
-    /// Newest round that the oracle has judged through this rank's eyes.
+    /// The newest round that the oracle has judged through this rank's eyes.
     judged: u64,
-    /// Drops that the oracle has been told of.
+    /// The number of drops that the oracle has been told about.
     dropped: u64,
     pub(super) turns: u64,
-    /// When it hears of whose death.
+    /// When it hears of which deaths.
     news: Vec<(Time, u32)>,
-    /// Who died, as far as this rank knows.
+    /// The dead ranks that this rank knows of.
     heard: Vec<u32>,
-    /// At which of its turns it handed in its last arrival, and first heard of a death.
+    /// The number of its turns at which it handed in its last arrival, and at which it first heard of a death.
     left_off: Option<u64>,
     mourns: Option<u64>,
     /// When it hears that a rank aborted.
     aborted: Option<Time>,
-    /// Operations that it made, as bits.
+    /// The operations that it made, as bits.
     performed: u32,
     met: Met,
 }
@@ -136,13 +136,13 @@ pub(super) struct Actor {
 /// What callers and threads met.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Met {
-    /// Tests that found nothing.
+    /// The number of tests that found nothing.
     pub(super) tests: u64,
-    /// Deadlines of a wait that passed.
+    /// The number of deadlines of a wait that passed.
     pub(super) timeouts: u64,
-    /// Arrivals that a thread carried through.
+    /// The number of arrivals that a thread completed.
     pub(super) helped: u64,
-    /// Threads that had to give up what they were at.
+    /// The number of times that a thread had to give up its work.
     pub(super) interrupted: u64,
 }
 
@@ -180,12 +180,12 @@ impl Actor {
         !self.heard.is_empty()
     }
 
-    /// Learns that a rank died.
+    /// Records that a rank died.
     pub(super) fn hear_of(&mut self, dead: u32) {
         self.heard.push(dead);
     }
 
-    /// Hears at a time that a rank gave up.
+    /// Sets when it hears that a rank gave up.
     pub(super) fn will_hear_of_abort(&mut self, time: Time) {
         self.aborted.get_or_insert(time);
     }
@@ -195,7 +195,7 @@ impl Actor {
         matches!(self.doing, Doing::Parked { .. }) || self.helper_is_parked()
     }
 
-    /// Whether it came to an end, one way or another.
+    /// Returns whether the rank has ended, in any way.
     pub(super) fn is_gone(&self) -> bool {
         matches!(self.doing, Doing::Gone | Doing::Failed | Doing::Dead)
     }
@@ -204,12 +204,12 @@ impl Actor {
         self.doing == Doing::Dead
     }
 
-    /// Whether it has handed in its last arrival.
+    /// Returns whether it has handed in its last arrival.
     pub(super) fn is_leaving(&self) -> bool {
         self.session.is_leaving()
     }
 
-    /// Whether a death of it is due.
+    /// Returns whether its death is due.
     pub(super) fn is_due(&self, death: &Death) -> bool {
         let since = match death.since {
             Since::Start => Some(0),
@@ -227,7 +227,7 @@ impl Actor {
         self.news.push((time, dead));
     }
 
-    /// When it hears next of a death.
+    /// Returns when it hears of the next death.
     pub(super) fn next_news(&self) -> Option<Time> {
         self.news.iter().map(|&(time, _)| time).min()
     }
@@ -237,24 +237,24 @@ impl Actor {
         format!("{:?}{helper}, {}", self.doing, self.engine.machine().summary())
     }
 
-    /// Whether its next turn is an operation.
+    /// Returns whether its next turn is an operation.
     #[inline]
     pub(super) fn has_op(&self) -> bool {
         self.engine.machine().peek_op().is_some()
     }
 
-    /// How long it takes from a wake to its turn.
+    /// Returns the time from a wake to its turn.
     pub(super) fn wakes_within(&self) -> Range<Time> {
         if self.habits.unbroken { 1_000..5_000 } else { 10..400 }
     }
 
-    /// Whether its next turn may post operations.
+    /// Returns whether its next turn may post operations.
     #[inline]
     pub(super) fn may_post(&self) -> bool {
         self.has_op() || self.habits.unbroken
     }
 
-    /// What its next turn does, if that is an operation.
+    /// Describes its next turn, if that is an operation.
     pub(super) fn next_op(&self) -> Option<String> {
         let machine = self.engine.machine();
         machine.peek_op().map(|op| machine.plan().op_name(op))
@@ -272,13 +272,13 @@ impl Actor {
         self.met
     }
 
-    /// The cuts that it recorded, and the last round of each wait that returned some.
+    /// Returns the cuts that it recorded, and the last round of each wait that returned rounds.
     pub(super) fn recorded(&self) -> (Vec<Cut>, Vec<u64>) {
         let (mut machine, _) = self.engine.save();
         (machine.recorded(), self.ends.clone())
     }
 
-    /// The next turn: the caller's, or its thread's if that is due first.
+    /// Takes the next turn: the caller's, or its thread's if that is due first.
     pub(super) fn turn(
         &mut self,
         now: Time,
@@ -310,7 +310,7 @@ impl Actor {
         Ok(if self.habits.thread { self.next(by_helper, now, next) } else { next })
     }
 
-    /// A turn of the caller, or of its thread.
+    /// Takes a turn of the caller, or of its thread.
     pub(super) fn turn_of(
         &mut self,
         by_helper: bool,
@@ -348,8 +348,8 @@ impl Actor {
                 if !self.advance(now, self.habits.arriving, oracle)? {
                     self.tell_time(now);
                     let next = self.go(now, false, rng, oracle);
-                    // It works in `arrive` just as it then does in `wait`. So what others do while it is away leads to
-                    // the same states as when they do it before this look, which found nothing.
+                    // It works in `arrive` exactly as it then does in `wait`. So what others do while it is away leads
+                    // to the same states as when they do it before this poll, which found nothing.
                     let comes_back = self.habits.arriving == Effort::Work && !self.habits.thread;
                     return if self.habits.hasty && comes_back { self.call(now, rng, oracle) } else { Ok(next) };
                 }
@@ -429,13 +429,13 @@ impl Actor {
         self.session.facts().me
     }
 
-    /// The engine, on its way to what the caller waits for.
+    /// Returns the engine, working towards what the caller waits for.
     fn pursue(&mut self) -> &mut Engine {
         self.engine.towards(self.session.goal())
     }
 
-    /// Leaves the library with its arrival under way, `again` or for the first time: for no time at all, for a while, or
-    /// with a thread now and then until that has carried it through.
+    /// Leaves the library with a pending arrival, `again` or for the first time: for no time at all, for a while, or
+    /// now and then with a thread until the thread has completed it.
     fn go(&mut self, now: Time, again: bool, rng: &mut Xoshiro256PlusPlus, oracle: &Oracle) -> Next {
         self.doing = Doing::Away;
         self.leave_work(now, rng);
@@ -446,7 +446,8 @@ impl Actor {
         if !again && rng.random_bool(0.5) {
             self.begin(oracle);
         }
-        // A thread that serves other ranks too is never done; one of a follower is when its caller has told it all.
+        // A thread that also serves other ranks is never done; the thread of a follower is done when its caller has
+        // told it all.
         let ends = self.habits.thread && !self.engine.machine().serves() && self.lead.is_none();
         let stays = ends && !self.is_leaving() && !self.engine.is_complete() && rng.random_bool(0.5);
         if stays { Next::Parked(None) } else { Next::After(rng.random_range(1..=self.habits.compute)) }
@@ -496,7 +497,7 @@ impl Actor {
             Polled::Ready => return self.reached(now, rng, oracle),
             Polled::Idle if self.has_heard() => match self.outlive(now, self.session.goal(), oracle)? {
                 Outlived::Progress | Outlived::Ready => {}
-                // It looks again after a while, not all the time.
+                // It polls again after a while, not all the time.
                 Outlived::Pending => return Ok(Next::After(rng.random_range(100..5_000))),
                 Outlived::Lost => {
                     self.judge_loss()?;
@@ -514,12 +515,12 @@ impl Actor {
         Ok(self.pause(rng))
     }
 
-    /// Sleeps until woken, or until a time if there is one, or until there is news.
+    /// Sleeps until woken, until a time if there is one, or until there is news.
     fn parked(&self, timer: Option<Time>) -> Next {
         Next::Parked(timer.into_iter().chain(self.next_news()).chain(self.aborted).min())
     }
 
-    /// What it waited for is there.
+    /// Handles the arrival of what it waited for.
     fn reached(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus, oracle: &mut Rc<Oracle>) -> Step<Next> {
         let goal = self.session.goal();
         if goal != Goal::Outcome {
@@ -552,7 +553,7 @@ impl Actor {
     fn release(&mut self, now: Time, newest: u64, rng: &mut Xoshiro256PlusPlus, oracle: &mut Rc<Oracle>) -> Step<()> {
         let rank = self.rank();
         let held = *self.session.held().start()..=newest;
-        // All of them must read as they did.
+        // All outcomes must read as they did.
         held.clone().try_for_each(|round| self.judge_held(round, oracle))?;
         let several = held.end() > held.start() && !self.habits.hasty;
         let newest = if several { rng.random_range(held) } else { newest };

@@ -1,4 +1,4 @@
-//! Worlds without troubles, of any size: they show what a schedule costs.
+//! Worlds without troubles, of any size, which show what a schedule costs.
 
 use std::sync::Arc;
 
@@ -16,44 +16,44 @@ use crate::rule::{Absent, Fire, Grace, MovementBy, Scale};
 /// A world of small contributions whose ranks all behave alike, on a network without troubles.
 #[derive(Clone, Debug)]
 pub struct Calm {
-    /// Ranks in the world.
+    /// The number of ranks in the world.
     pub ranks: u32,
-    /// Ranks of a host, which are in a row.
+    /// The number of ranks of a host; they are consecutive.
     pub per_host: u32,
     /// The firing rule.
     pub fire: Fire,
-    /// How long a round stays open after it fired.
+    /// How long a round stays open after it has fired.
     pub grace: Grace,
-    /// Rounds that may be unreleased; 1 in a synchronous world.
+    /// The number of rounds that may be unreleased; 1 in a synchronous world.
     pub depth: u64,
-    /// Contributions of each rank before it finishes.
+    /// The number of contributions of each rank before it finishes.
     pub steps: u32,
-    /// 64-bit integers of a contribution.
+    /// The number of 64-bit integers of a contribution.
     pub elements: usize,
 }
 
-/// What a schedule came to.
+/// The cost of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Costs {
-    /// Turns of ranks, and effects of operations.
+    /// The number of turns of ranks and effects of operations.
     pub events: u64,
-    /// Rounds that fired.
+    /// The number of rounds that fired.
     pub rounds: u64,
-    /// Nanoseconds of virtual time.
+    /// The virtual time in nanoseconds.
     pub time: u64,
 }
 
-/// Longest computation between arrivals, ns.
+/// The longest computation between arrivals, in ns.
 const COMPUTE: u64 = 10_000;
 
-/// Longest time that a rank holds on to outcomes, ns.
+/// The longest time for which a rank keeps outcomes, in ns.
 const HOLDS: u64 = 100;
 
 impl Calm {
     /// Runs the schedule of a seed, of at most `most_events` events.
     ///
     /// # Errors
-    /// The guarantee that was violated, a panic of the core, or a world that never came to its end.
+    /// The guarantee that was violated, a panic of the core, or a world that did not end.
     pub fn run(&self, seed: u64, most_events: u64) -> Result<Costs, Failure> {
         let name = format!("{seed} of a calm world of {} ranks", self.ranks);
         let scenario = self.scenario();

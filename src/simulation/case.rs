@@ -1,4 +1,4 @@
-//! One schedule by name: a seed, and the changes that made its world smaller.
+//! The name of a schedule: a seed, and the changes that made its world smaller.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,7 +15,7 @@ use crate::rule::Grace;
 #[derive(Clone, Debug)]
 pub struct Case {
     world: World,
-    /// Draws the order of events, together with the seed.
+    /// Determines the order of events, together with the seed.
     pub order: u64,
     /// Changes to the world, one after the other.
     pub edits: Vec<Edit>,
@@ -32,7 +32,7 @@ impl Case {
         Case { world: World::Recorded(recording), order, edits: Vec::new() }
     }
 
-    /// Draws the world, and the order of events.
+    /// Creates the case of a seed and an order of events.
     #[must_use]
     pub fn seed(&self) -> u64 {
         match &self.world {
@@ -41,7 +41,7 @@ impl Case {
         }
     }
 
-    /// The same world, in another order of events.
+    /// Returns the same world in another order of events.
     #[must_use]
     pub fn in_order(self, order: u64) -> Self {
         Case { order, ..self }
@@ -56,7 +56,7 @@ impl Case {
         scenario
     }
 
-    /// The complete world, to be kept in a file: generators change.
+    /// Returns the complete world, to be stored in a file, because generators change.
     #[must_use]
     pub fn record(&self, options: &Options) -> Recording {
         Recording::new(self, self.scenario(options))
@@ -66,36 +66,37 @@ impl Case {
 /// A change that makes a world smaller or simpler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edit {
-    /// Only this number of ranks, the first ones.
+    /// Keeps only this number of ranks, the first ones.
     Ranks(u32),
-    /// A rank makes this number of contributions.
+    /// Makes a rank make this number of contributions.
     Steps {
         /// The rank.
         rank: u32,
-        /// Its contributions.
+        /// The number of its contributions.
         steps: u32,
     },
-    /// The number of elements.
+    /// Sets the number of elements.
     Elements(u32),
-    /// This depth.
+    /// Sets the depth.
     Depth(u32),
-    /// No grace.
+    /// Removes the grace.
     Graceless,
-    /// No rank freezes, and the network has no troubles.
+    /// Removes all freezes of ranks and all troubles of the network.
     Calm,
-    /// No rank dies.
+    /// Removes all deaths.
     Immortal,
-    /// A rank does not die.
+    /// Removes the death of a rank.
     Survives(u32),
-    /// No rank overlaps, holds on to outcomes, is descheduled, fills what it has handed in, tests, or has deadlines.
+    /// Stops ranks from overlapping, keeping outcomes, being descheduled, filling what they have handed in, testing,
+    /// and having deadlines.
     Punctual,
-    /// No rank has a helper thread.
+    /// Removes the helper threads.
     Alone,
-    /// It goes on from no checkpoint, and all ranks begin with the same model.
+    /// Resumes from no checkpoint, and gives all ranks the same first model.
     New,
 }
 
-/// A text that names no schedule.
+/// A text that is not the name of a schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotACase {
     /// The text does not have the form of a schedule.
@@ -103,7 +104,7 @@ pub enum NotACase {
         "{text:?} names no schedule; write for example 17, or {GENERATOR}:17+3,ranks=2,steps=1:0,elements=1,depth=1,calm"
     )]
     Malformed {
-        /// What was given.
+        /// The given text.
         text: String,
     },
     /// The text comes from another generator, so it would mean another world.
@@ -112,7 +113,7 @@ pub enum NotACase {
          replay it with the version that printed it, and keep the world with --save FILE"
     )]
     OtherGenerator {
-        /// What was given.
+        /// The given text.
         text: String,
     },
 }
@@ -144,7 +145,7 @@ impl Edit {
         scenario.compile();
     }
 
-    /// The next changes to try, the largest first.
+    /// Returns the next changes to try, the largest first.
     pub(super) fn candidates(scenario: &Scenario) -> Vec<Edit> {
         let ranks = scenario.hosts.len() as u32;
         let mut edits: Vec<Edit> =

@@ -154,7 +154,7 @@ const OPERATIONS: [&str; 12] = [
     "pulls",
 ];
 
-/// The bit of an operation among [`OPERATIONS`].
+/// Returns the bit of an operation among [`OPERATIONS`].
 #[inline]
 pub(super) fn operation(op: &Op) -> u32 {
     let index = match op {

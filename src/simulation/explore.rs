@@ -1,8 +1,8 @@
-//! Every interleaving of a small world, rather than a random one.
+//! Explores every interleaving of a small world, instead of a random one.
 //!
-//! The actors and the oracle are those of the random schedules, on a network whose operations take
-//! effect at once; what is left is the order of the ranks' steps, and all orders are tried. A state that
-//! was reached before is not followed again.
+//! The actors and the oracle are those of the random schedules, on a network whose operations take effect at once. What
+//! remains is the order of the ranks' steps, and all orders are tried. A state that was reached before is not followed
+//! again.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -22,16 +22,16 @@ use crate::fabric::sim::{SimFabric, Snapshot};
 use crate::group::Group;
 use crate::rule::{Fire, Schedule};
 
-/// A world that is small enough.
+/// A world that is small enough to explore.
 #[derive(Clone, Debug)]
 pub struct World {
-    /// The firing rule. There is no grace: time stands still.
+    /// The firing rule. There is no grace, because time does not pass.
     pub fire: Fire,
-    /// A program with this schedule, or cuts, with small data or in segments.
+    /// How data moves: by a program with a schedule, or by cuts, with small data or in segments.
     pub means: Means,
-    /// Whether `arrive` works for others.
+    /// Whether `arrive` works for other ranks.
     pub peer: bool,
-    /// Contributions of each rank before it finishes.
+    /// The number of contributions of each rank before it finishes.
     pub steps: Vec<u32>,
     /// A rank that may die, at any of its steps.
     pub mortal: Option<u32>,
@@ -56,14 +56,14 @@ pub enum Means {
     Registers(Group),
 }
 
-/// What was seen.
+/// The result of an exploration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Explored {
-    /// Different states of ranks and memory.
+    /// The number of different states of ranks and memory.
     pub states: u64,
-    /// Steps between them.
+    /// The number of steps between them.
     pub steps: u64,
-    /// States in which everybody had come to an end.
+    /// The number of states in which all ranks had ended.
     pub ends: u64,
 }
 
@@ -71,11 +71,11 @@ pub struct Explored {
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{what}\n  after {steps}\n  in {world:?}")]
 pub struct Violation {
-    /// Which, and how.
+    /// The guarantee, and how it was violated.
     pub what: String,
-    /// Whose steps, in order.
+    /// The ranks of the steps, in order.
     pub steps: String,
-    /// In which world.
+    /// The world.
     pub world: Box<World>,
 }
 
@@ -102,13 +102,13 @@ impl fmt::Display for Step {
     }
 }
 
-/// The way to a state, newest step first.
+/// The path to a state, newest step first.
 struct Way {
     step: Step,
     before: Option<Rc<Way>>,
 }
 
-/// An actor, and a hash of it. States share those that did not change.
+/// An actor, and a hash of it. States share the actors that did not change.
 type Kept = Rc<(Saved, u64)>;
 
 struct State {
@@ -119,7 +119,7 @@ struct State {
     way: Option<Rc<Way>>,
 }
 
-/// Goes through all interleavings.
+/// Explores all interleavings.
 ///
 /// # Errors
 /// The first violation found, or more states than `most`.
@@ -144,11 +144,11 @@ pub fn explore(world: &World, most: u64) -> Result<Explored, Violation> {
 
 struct Explorer {
     actors: Vec<Actor>,
-    /// What the actors are kept as; nothing for one that has made a step since.
+    /// The stored form of each actor; `None` for one that has made a step since.
     as_kept: Vec<Option<Kept>>,
     /// A hash of each actor.
     prints: Vec<u64>,
-    /// What the memory is kept as, unless a step was made since.
+    /// The stored form of the memory, unless a step was made since.
     as_memory: Option<Rc<Snapshot>>,
     oracle: Rc<Oracle>,
     net: crate::fabric::sim::SimShared,
@@ -172,7 +172,7 @@ impl Explorer {
         Ok(Explorer { actors, as_kept, prints, as_memory: None, oracle, net, rng, mortal })
     }
 
-    /// The state, of which this is the hash.
+    /// Returns the state, whose hash is `print`.
     fn save(&mut self, print: u64, way: Option<Rc<Way>>) -> State {
         for ((actor, kept), &print) in self.actors.iter().zip(&mut self.as_kept).zip(&self.prints) {
             kept.get_or_insert_with(|| Rc::new((actor.save(), print)));
@@ -202,7 +202,7 @@ impl Explorer {
         }
     }
 
-    /// A hash of the state. Most states are known, and need not be saved.
+    /// Returns a hash of the state. Most states are known, and need not be stored.
     fn fingerprint(&mut self) -> u64 {
         for ((actor, print), _) in
             self.actors.iter().zip(&mut self.prints).zip(&self.as_kept).filter(|(_, kept)| kept.is_none())
@@ -213,7 +213,7 @@ impl Explorer {
         }
         let mut mixer = Mixer::default();
         self.prints.iter().for_each(|&print| mixer.write_u64(print));
-        // Who did what is done does not matter any more: states that differ in it alone are the same.
+        // The origin of completed effects does not matter any more: states that differ only in it are the same.
         let net = self.net.lock();
         let spent = self.actors[0].spent_claims(|cell| net.first_region(cell));
         net.hash_but(&spent, &mut mixer);
@@ -257,7 +257,7 @@ impl Explorer {
         (self.as_kept[rank], self.as_memory) = (None, None);
         match step {
             Step::Turn(rank) | Step::Help(rank) => {
-                // Most steps tell the oracle nothing; it is copied only by those that do.
+                // Most steps tell the oracle nothing; only the others copy it.
                 let by_helper = matches!(step, Step::Help(_));
                 self.actors[rank].turn_of(by_helper, 0, &mut self.rng, &mut self.oracle)?;
             }
@@ -282,7 +282,7 @@ impl Explorer {
             }
             self.restore(&state);
             let steps = self.enabled();
-            // A rank that can only die, or look again and again, is stuck.
+            // A rank that can only die, or poll again and again, is stuck.
             let mut stuck = true;
             for step in steps {
                 self.restore(&state);
@@ -314,7 +314,7 @@ impl Explorer {
     }
 }
 
-/// Mixes every word thoroughly: two states that are alike but for a bit differ in half of the bits.
+/// Mixes every word thoroughly: two states that differ in one bit get hashes that differ in half of the bits.
 #[derive(Default)]
 struct Mixer(u64);
 

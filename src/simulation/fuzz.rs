@@ -12,7 +12,7 @@ use super::{Coverage, Failure, Options, Pairs, run, run_and_log};
 /// The result of many schedules.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
-    /// Schedules that were run.
+    /// The number of schedules that were run.
     pub runs: u64,
     /// The cases that they met.
     pub coverage: Coverage,
@@ -22,8 +22,8 @@ pub struct Found {
     pub failures: Vec<Failure>,
 }
 
-/// Runs the schedules that `case` makes of numbers, on as many threads as there are cores, until
-/// `most` have failed. Calls `progress` from time to time with the number of finished schedules.
+/// Runs the schedules that `case` makes from numbers, on as many threads as there are cores, until `most` have failed.
+/// Calls `progress` from time to time with the number of finished schedules.
 pub fn fuzz(
     numbers: Range<u64>,
     case: impl Fn(u64) -> Case + Sync,
@@ -76,10 +76,10 @@ pub fn fuzz(
     found
 }
 
-/// Orders of events tried for each change. A smaller world fails in fewer of its orders.
+/// The number of orders of events tried for each change. A smaller world fails in fewer of its orders.
 const ORDERS: u64 = 200;
 
-/// Makes a failing schedule smaller as long as the smaller one fails, too. Takes at most `budget` runs.
+/// Makes a failing schedule smaller while the smaller one also fails. Uses at most `budget` runs.
 #[must_use]
 pub fn shrink(failure: Failure, options: &Options, budget: u64) -> Failure {
     let mut smallest = failure;
@@ -89,7 +89,7 @@ pub fn shrink(failure: Failure, options: &Options, budget: u64) -> Failure {
         for edit in Edit::candidates(&scenario) {
             let mut case = smallest.case.clone();
             case.edits.push(edit);
-            // First the same order: an irrelevant change leaves it as it is.
+            // Tries the same order first: an irrelevant change does not affect it.
             let same = case.order;
             for order in std::iter::once(same).chain((0..ORDERS).filter(|&order| order != same)) {
                 if left == 0 {

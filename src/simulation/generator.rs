@@ -1,7 +1,7 @@
 //! Draws a world from a seed.
 //!
 //! Troubles and habits hide each other if every world has a little of all of them, and a case that needs three at once
-//! hardly ever occurs. So each world first draws which of them occur, and how strong (Groce et al.: Swarm Testing,
+//! hardly ever occurs. So each world first draws which of them occur, and how strongly (Groce et al.: Swarm Testing,
 //! ISSTA 2012). All paths of the data are equally likely, however many rules have them.
 
 use std::ops::Range;
@@ -27,25 +27,22 @@ pub const GENERATOR: u32 = 9;
 /// Bounds within which scenarios are drawn.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// World sizes to choose from, each range equally likely.
+    /// The world sizes to choose from; each range is equally likely.
     pub ranks: Vec<std::ops::RangeInclusive<u32>>,
-    /// Firing rules; a quorum of 0 stands for one drawn between 1 and P, a deadline for one drawn.
+    /// The firing rules. A quorum of 0 stands for one drawn between 1 and P, and a deadline for a drawn one.
     pub fires: Vec<Fire>,
-    /// Whether some rules get a deadline and full rounds, and some late contributions are dropped
-    /// or decay.
+    /// Whether some rules get a deadline and full rounds, and some late contributions are dropped or decay.
     pub variations: bool,
     /// How data moves: by a cut (on any hosts), or by a program (on one).
     pub movers: Vec<Mover>,
-    /// Most contributions of a rank.
+    /// The maximum number of contributions of a rank.
     pub steps: u32,
-    /// Whether all ranks make the same number of contributions, each on a host of its own where the
-    /// mover allows that.
+    /// Whether all ranks make the same number of contributions, each on a host of its own if the mover allows that.
     pub alike: bool,
-    /// The probability that a rank dies, at any moment. Of three or more ranks a second one may die, too.
+    /// The probability that a rank dies, at any moment. With three or more ranks a second one may die, too.
     pub deaths: f64,
-    /// Whether the network has troubles: data that lands more than once, receivers that are not
-    /// ready, links and partitions that stall for a time, operations that complete with an error;
-    /// and ranks that freeze for a time.
+    /// Whether the network has troubles: data that lands more than once, receivers that are not ready, links and
+    /// partitions that stall for a time, operations that complete with an error; and ranks that freeze for a time.
     pub weather: bool,
     /// A deliberate fault in the core.
     pub fault: Option<Fault>,
@@ -74,7 +71,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The same with a deliberate fault, and restricted to worlds that can show it.
+    /// Returns the same options with a deliberate fault, restricted to worlds that can show it.
     #[must_use]
     pub fn with_fault(self, fault: Fault) -> Self {
         let movers = match fault.mover() {
@@ -85,11 +82,11 @@ impl Options {
         Options { fault: Some(fault), movers, deaths, ..self }
     }
 
-    /// The options of a fuzzer: all that there is.
+    /// Returns the options of a fuzzer, which include everything.
     #[must_use]
     pub fn everything() -> Self {
         Options {
-            // Small worlds have the same races, and are drawn more often.
+            // Small worlds have the same races, so they are drawn more often.
             ranks: [(6, 1..=4), (5, 2..=6), (5, 2..=8), (3, 1..=17), (1, 33..=40)]
                 .into_iter()
                 .flat_map(|(times, ranks)| vec![ranks; times])
@@ -103,7 +100,7 @@ impl Options {
 }
 
 impl Scenario {
-    /// The world of a seed.
+    /// Draws the world of a seed.
     pub(super) fn draw(seed: u64, options: &Options) -> Self {
         let rng = &mut Xoshiro256PlusPlus::seed_from_u64(seed);
         let range = options.ranks[rng.random_range(0..options.ranks.len())].clone();
@@ -164,7 +161,7 @@ impl Scenario {
         });
         let mut weather = if options.weather { draw_weather(rng, &hosts) } else { Weather::default() };
         if relays && options.weather && rng.random_bool(0.3) {
-            // What a rank sent before it left does harm only if a link holds it up for a few rounds.
+            // What a rank sent before it left does harm only if a link delays it for a few rounds.
             let (from, to) = (rng.random_range(0..ranks), rng.random_range(0..ranks));
             let begin = rng.random_range(0..60_000);
             let end = begin + rng.random_range(5_000..200_000);
@@ -206,7 +203,7 @@ impl Scenario {
     }
 }
 
-/// The round from whose checkpoint a world goes on: mostly none, else any.
+/// Draws the round from whose checkpoint a world resumes: mostly none, else any.
 fn draw_base(rng: &mut Xoshiro256PlusPlus) -> u64 {
     if rng.random_bool(0.6) {
         return 0;
@@ -215,15 +212,15 @@ fn draw_base(rng: &mut Xoshiro256PlusPlus) -> u64 {
     rng.random_range(1..=most)
 }
 
-/// A rank and a number of its turns, below a power of ten with an exponent from a range: early
-/// moments are as likely as late ones.
+/// Draws a rank and a number of its turns, below a power of ten with an exponent from a range: early moments are as
+/// likely as late ones.
 fn draw_moment(rng: &mut Xoshiro256PlusPlus, ranks: u32, exponents: Range<u32>) -> (usize, u64) {
     let most = 10u64.pow(rng.random_range(exponents));
     (rng.random_range(0..ranks as usize), rng.random_range(0..most))
 }
 
-/// A death, and often a second one if a rank is left to see both: at a time of its own, or while
-/// the survivors handle the first.
+/// Draws a death, and often a second one if a rank is left to see both: at a time of its own, or while the survivors
+/// handle the first.
 fn draw_deaths(rng: &mut Xoshiro256PlusPlus, ranks: u32) -> Vec<Death> {
     // After a last arrival, or after news of a death, few turns are left.
     let exponents = |since: Since| if since == Since::Start { 1..4 } else { 0..3 };
@@ -238,7 +235,7 @@ fn draw_deaths(rng: &mut Xoshiro256PlusPlus, ranks: u32) -> Vec<Death> {
     deaths
 }
 
-/// Draws which habits the ranks of this world have, and how strong each rank has them.
+/// Draws which habits the ranks of this world have, and how strongly each rank has them.
 fn draw_habits(rng: &mut Xoshiro256PlusPlus, options: &Options, hosts: &[u32], fills: bool) -> Vec<Habits> {
     let compute = 10u64.pow(rng.random_range(2..6));
     let stragglers = rng.random_range(0..=3);
@@ -263,11 +260,11 @@ fn draw_habits(rng: &mut Xoshiro256PlusPlus, options: &Options, hosts: &[u32], f
     steps.into_iter().enumerate().map(habits).collect()
 }
 
-/// The contributions that each rank makes before it leaves. The order of leaving decides which
-/// ranks are active, drawn or reducers, and which hosts take part.
+/// Draws the contributions that each rank makes before it leaves. The order of leaving decides which ranks are active,
+/// drawn or reducers, and which hosts take part.
 fn draw_steps(rng: &mut Xoshiro256PlusPlus, options: &Options, hosts: &[u32]) -> Vec<u32> {
     let ranks = hosts.len() as u32;
-    // Large worlds cost the most per schedule: they get fewer steps.
+    // Large worlds cost the most per schedule, so they get fewer steps.
     let most = if ranks > 17 { options.steps.min(3) } else { options.steps };
     if options.alike {
         return vec![most; ranks as usize];
@@ -322,7 +319,7 @@ fn draw_weather(rng: &mut Xoshiro256PlusPlus, hosts: &[u32]) -> Weather {
     weather
 }
 
-/// A rule, synchronous or not in proportion to the number of paths for either.
+/// Draws a rule, synchronous or not, in proportion to the number of paths for either.
 fn draw_fire(rng: &mut Xoshiro256PlusPlus, options: &Options, ranks: u32, tree: bool) -> Fire {
     let synchronous = rng.random_bool(if tree { 0.25 } else { 0.6 });
     let fits = |fire: &&Fire| fire.is_synchronous() == synchronous;
@@ -369,7 +366,7 @@ fn draw_absent(rng: &mut Xoshiro256PlusPlus, options: &Options, divides: bool) -
     }
 }
 
-/// Small groups are likely: of large ones a small world has only one.
+/// Draws groups, preferring small ones: a small world has only one large group.
 fn draw_group(rng: &mut Xoshiro256PlusPlus, ranks: u32) -> Group {
     match rng.random_range(0..4) {
         0 => Group::World,
@@ -379,7 +376,7 @@ fn draw_group(rng: &mut Xoshiro256PlusPlus, ranks: u32) -> Group {
     }
 }
 
-/// How data moves, and whether ranks relay it: all ways of the rule are equally likely.
+/// Draws how data moves, and whether ranks relay it. All ways of the rule are equally likely.
 fn draw_movement(rng: &mut Xoshiro256PlusPlus, fire: Fire, ranks: u32, tree: bool) -> (MovementBy, bool) {
     use MovementBy::{Everyone, Initiator, Program, Reducer, Reducers, Segments};
     let ways: &[(MovementBy, bool)] = match fire.is_synchronous() {
@@ -392,7 +389,7 @@ fn draw_movement(rng: &mut Xoshiro256PlusPlus, fire: Fire, ranks: u32, tree: boo
     ways[rng.random_range(0..ways.len())]
 }
 
-/// All ranks on one host, each on its own, or mixed; on more than one if `several`.
+/// Draws the hosts of ranks: one host, a host for each rank, or mixed; more than one host if `several`.
 fn draw_hosts(rng: &mut Xoshiro256PlusPlus, ranks: u32, several: bool) -> Vec<u32> {
     match rng.random_range(0..4) {
         0 | 1 if !several => vec![0; ranks as usize],

@@ -51,7 +51,7 @@ use scenario::Scenario;
 pub struct Failure {
     /// The schedule that replays it.
     pub case: Case,
-    /// The violated guarantee, and how.
+    /// The violated guarantee, and how it was violated.
     pub what: String,
     /// The world in which it failed.
     pub scenario: String,
@@ -84,7 +84,7 @@ fn run_and_log(case: &Case, options: &Options, log: &mut EventLog) -> Result<(Co
 /// Runs a schedule in the world of its case, up to `most_events` events.
 fn run_within(case: &Case, scenario: &Scenario, most_events: u64, log: &mut EventLog) -> Result<Ended, Failure> {
     let failed = |what: String| Failure { case: case.clone(), what, scenario: format!("{scenario:?}") };
-    // Its own generator, so that a change to the world leaves the order alone.
+    // Uses a generator of its own, so that a change to the world does not affect the order.
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(oracle::mix(case.seed()) ^ case.order);
     let outcome = catch_unwind(AssertUnwindSafe(|| simulate(scenario, &mut rng, most_events, log)));
     match outcome {
@@ -98,7 +98,7 @@ struct Ended {
     coverage: Coverage,
     conditions: Conditions,
     events: u64,
-    /// Nanoseconds of virtual time.
+    /// The virtual time in nanoseconds.
     time: u64,
     /// What was recorded.
     played: Played,
@@ -107,13 +107,13 @@ struct Ended {
 /// The events, if they are to be recorded.
 type EventLog = Option<Vec<String>>;
 
-/// The message of a panic.
+/// Returns the message of a panic.
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     text.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned())).unwrap_or_default()
 }
 
-/// More events than any world needs that makes progress.
+/// A limit that no world reaches that makes progress.
 const MOST_EVENTS: u64 = 2_000_000;
 
 fn simulate(
@@ -188,7 +188,7 @@ fn simulate(
             log_event(log, turn, index, || "dies".to_owned());
             net.lock().kill(index);
             for (survivor, actor) in actors.iter_mut().enumerate().filter(|(_, actor)| !actor.is_gone()) {
-                // The others go on unaffected until they learn of it.
+                // The other ranks continue unaffected until they learn of it.
                 actor.will_hear(turn + rng.random_range(0..20_000), index as u32);
                 if let Some(time) = actor.next_news().filter(|_| actor.is_parked()) {
                     agenda.set(survivor, time.max(turn));
@@ -264,7 +264,7 @@ fn build(scenario: &Scenario, oracle: &Oracle, fabrics: &[SimFabric]) -> Result<
         .collect()
 }
 
-/// No event is left: all ranks must have ended.
+/// Checks that all ranks have ended, once no event is left.
 fn finish(actors: &[Actor], oracle: &Oracle, failed: bool) -> Result<Coverage, String> {
     if actors.iter().any(|actor| !actor.is_gone()) {
         let stuck = actors.iter().enumerate().filter(|(_, actor)| !actor.is_gone());

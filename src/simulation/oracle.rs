@@ -10,7 +10,7 @@ use crate::rank_set::RankSet;
 use crate::reduce::{Dtype, Reduce, f16};
 use crate::rule::{Condition, Fire, Scale, Schedule};
 
-/// The guarantee that was violated, and what was seen instead.
+/// The result of a judgement. An error is the guarantee that was violated, and what was seen instead.
 pub(super) type Verdict = Result<(), String>;
 
 #[derive(Clone, Debug)]
@@ -30,9 +30,9 @@ struct Round {
 /// What ranks see of a round.
 #[derive(Clone, Debug)]
 enum Outcome {
-    /// All see the same.
+    /// All ranks see the same.
     Shared(Vec<u8>),
-    /// Each sees its register.
+    /// Each rank sees its register.
     Registers(Registers),
 }
 
@@ -49,14 +49,14 @@ impl Outcome {
 pub(super) struct Oracle {
     ranks: u32,
     fire: Fire,
-    /// The rounds before the first, which rules, groups and callers count.
+    /// The number of rounds before the first one; rules, groups and callers count them.
     base: u64,
     /// Whether each rank begins with a model of its own.
     own_models: bool,
-    /// The newest round behind which nothing may be carried, because ranks can save it.
+    /// The newest round after which nothing may be carried, because ranks can save it.
     carried_past: u64,
     depth: u64,
-    /// Cuts come from a recording, whose oracle has judged when they fired.
+    /// Whether cuts come from a recording, whose oracle has judged when they fired.
     given: bool,
     elements: usize,
     reduction: Reduction,
@@ -64,12 +64,12 @@ pub(super) struct Oracle {
     registers: Option<Registers>,
     /// The order in which a program sums.
     schedule: Option<Schedule>,
-    /// The tree of sums is that of the active ranks, not of all.
+    /// Whether the tree of sums spans the active ranks, not all ranks.
     relayed: bool,
-    /// By rank and target.
+    /// The contributions, by rank and target round.
     made: HashMap<(u32, u64), Contribution>,
     rounds: BTreeMap<u64, Round>,
-    /// Ranks that take part in the round after the newest known.
+    /// The ranks that take part in the round after the newest known one.
     active: RankSet,
     released: Vec<u64>,
     received: Vec<u64>,
@@ -77,9 +77,9 @@ pub(super) struct Oracle {
     left: Vec<Time>,
     pub(super) carried_with_fresh: u64,
     pub(super) contributions: u64,
-    /// Full rounds with a carried contribution.
+    /// The number of full rounds with a carried contribution.
     pub(super) full_with_carried: u64,
-    /// Rounds that closed before their condition held.
+    /// The number of rounds that closed before their condition held.
     pub(super) early: u64,
 }
 
@@ -116,14 +116,14 @@ impl Oracle {
         oracle
     }
 
-    /// The model with which a rank begins.
+    /// Returns the model with which a rank begins.
     pub(super) fn first_model(&self, rank: u32) -> Vec<u8> {
         let mut model = vec![0; self.elements * self.reduction.dtype.size()];
         self.fill(0xFF_FFFF - if self.own_models { rank } else { 0 }, 0, &mut model);
         model
     }
 
-    /// Writes the elements of a rank's contribution as bytes: no two contributions are alike.
+    /// Writes the elements of a rank's contribution as bytes. No two contributions are alike.
     pub(super) fn fill(&self, rank: u32, number: u32, into: &mut [u8]) {
         let size = self.reduction.dtype.size();
         for (index, element) in into.chunks_exact_mut(size).enumerate() {
@@ -137,7 +137,7 @@ impl Oracle {
         }
     }
 
-    /// The weight of a rank's contribution.
+    /// Returns the weight of a rank's contribution.
     pub(super) fn weight(&self, rank: u32, number: u32) -> u16 {
         match self.reduction.scale {
             Scale::Weights => (mix(u64::from(rank) << 32 | u64::from(number)) % 4) as u16,
@@ -157,7 +157,7 @@ impl Oracle {
         self.left[rank as usize] = time;
     }
 
-    /// A rank dropped its contribution for a round, and counted that.
+    /// Judges that a rank dropped its contribution for a round, and counted that.
     pub(super) fn drops(&mut self, rank: u32, target: u64) -> Verdict {
         match self.made.get_mut(&(rank, target)) {
             Some(contribution) if contribution.entered.is_none() && !contribution.dropped => {
@@ -168,7 +168,7 @@ impl Oracle {
         }
     }
 
-    /// Each round's cut, and what each rank sees of it.
+    /// Returns each round's cut, and what each rank sees of it.
     pub(super) fn seen(&self) -> impl Iterator<Item = (Cut, Vec<Vec<u8>>)> {
         let of_all = |round: &Round| (0..self.ranks).map(|rank| round.outcome.of(rank).to_vec()).collect();
         self.rounds.values().map(move |round| (round.cut.clone(), of_all(round)))
@@ -183,13 +183,13 @@ impl Oracle {
         *released = round.max(*released);
     }
 
-    /// A rank received a round.
+    /// Records that a rank received a round.
     pub(super) fn receives(&mut self, rank: u32, round: u64) -> Verdict {
         let last = std::mem::replace(&mut self.received[rank as usize], round);
         if round == last + 1 { Ok(()) } else { Err(format!("order: rank {rank} received round {round} after {last}")) }
     }
 
-    /// A rank has left: checks that it received all rounds up to the one with its last arrival.
+    /// Judges that a rank has left: it must have received all rounds up to the one with its last arrival.
     pub(super) fn has_left(&self, rank: u32) -> Verdict {
         let last = self.rounds.iter().find(|(_, round)| round.cut.holds(rank, Part::Leaving)).map(|(&round, _)| round);
         let received = self.received[rank as usize];
@@ -199,8 +199,7 @@ impl Oracle {
         }
     }
 
-    /// The outcome of a round is complete where a rank can see it: checks that it is right, and the
-    /// same for all ranks.
+    /// Judges a complete outcome of a round where a rank can see it: it must be right, and the same for all ranks.
     pub(super) fn lands(&mut self, rank: u32, cut: &Cut, data: &[u8], now: Time) -> Verdict {
         let round = cut.round();
         if let Some(known) = self.rounds.get(&round) {
@@ -231,7 +230,7 @@ impl Oracle {
         }
         for entry in cut.entries().filter(|entry| entry.part == Part::Leaving) {
             self.active.remove(entry.rank);
-            // The rounds that follow need not wait for it. What it holds is looked at all the same.
+            // The following rounds need not wait for it. What it holds is checked nevertheless.
             self.released[entry.rank as usize] = u64::MAX;
         }
         self.rounds.insert(round, Round { cut: cut.clone(), outcome });
@@ -254,7 +253,7 @@ impl Oracle {
         };
         if !holds {
             self.early += 1;
-            // A deadline has passed, counted from the first arrival at the earliest.
+            // A deadline has passed, counted at the earliest from the first arrival.
             let came = |entry: Entry| match entry.part {
                 Part::Leaving => self.left[entry.rank as usize],
                 _ => self.made.get(&(entry.rank, round)).map_or(Time::MAX, |contribution| contribution.time),
@@ -334,7 +333,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// The contributions of a cut that count, in the order of reduction.
+    /// Returns the contributions of a cut that count, in the order of reduction.
     fn sources(&self, cut: &Cut) -> Vec<(Entry, Vec<u8>)> {
         let counts = |entry: &Entry| self.reduction.factor(*entry) != 0.0;
         let source = |entry: Entry| {
@@ -401,8 +400,8 @@ impl Oracle {
         })
     }
 
-    /// The order of recursive doubling: of P ranks, P - 2^k pairs of neighbours come first, then
-    /// halves of a power of two. Every operation folds its sources from left to right.
+    /// Folds in the order of recursive doubling: of P ranks, P - 2^k pairs of neighbours come first, then halves of a
+    /// power of two. Every operation folds its sources from left to right.
     fn fold_by_tree(&self, values: &[(u32, f32)], ranks: &[u32]) -> Option<f32> {
         let leaves = 1u32 << ranks.len().ilog2();
         let extra = ranks.len() as u32 - leaves;
@@ -424,7 +423,7 @@ impl Oracle {
 
     /// Checks that a rank holds the agreed round, and that its data has not changed.
     pub(super) fn holds(&self, rank: u32, cut: &Cut, data: &[u8]) -> Verdict {
-        // What its caller counts.
+        // The number that its caller counts.
         let round = cut.round().wrapping_sub(self.base);
         match self.rounds.get(&round) {
             Some(known) if known.cut.entries().eq(cut.entries()) && known.cut.initiator() == cut.initiator() => {
@@ -444,7 +443,7 @@ impl Oracle {
         }
     }
 
-    /// After the end: no contribution was lost.
+    /// Checks after the end that no contribution was lost.
     pub(super) fn closes(&self) -> Verdict {
         let lost = self.made.iter().find(|(_, contribution)| contribution.entered.is_none() && !contribution.dropped);
         match lost {
@@ -460,7 +459,7 @@ pub(super) fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     bytes.try_into().unwrap_or([0; N])
 }
 
-/// SplitMix64's finalizer: neighbouring values become unrelated.
+/// The finalizer of SplitMix64: neighbouring values become unrelated.
 pub(super) fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

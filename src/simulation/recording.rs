@@ -1,4 +1,4 @@
-//! Complete worlds as files: they stay the same when the generator changes.
+//! Complete worlds as files, which stay the same when the generator changes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +14,7 @@ use crate::fault::Fault;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recording {
-    /// Its name in failures.
+    /// The name in failures.
     #[serde(skip)]
     name: String,
     pub(super) seed: u64,
@@ -33,24 +33,24 @@ impl Recording {
         Recording { name: case.to_string(), seed: case.seed(), order: case.order, world }
     }
 
-    /// A world by name, and the seed of its orders of events.
+    /// Creates a recording of a world, with a name and the seed of its orders of events.
     pub(super) fn of(name: String, seed: u64, world: Scenario) -> Self {
         Recording { name, seed, order: 0, world }
     }
 
-    /// The same recording under a name.
+    /// Returns the same recording under another name.
     #[must_use]
     pub fn named(self, name: impl Into<String>) -> Self {
         Recording { name: name.into(), ..self }
     }
 
-    /// This world in one of its orders of events.
+    /// Returns this world in one of its orders of events.
     #[must_use]
     pub fn in_order(self: &Arc<Self>, order: u64) -> Case {
         Case::recorded(self.clone(), order)
     }
 
-    /// The order of events in which it failed when it was recorded.
+    /// Returns the order of events in which it failed when it was recorded.
     #[must_use]
     pub fn order(&self) -> u64 {
         self.order

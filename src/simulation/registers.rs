@@ -1,4 +1,4 @@
-//! The registers of all ranks, computed anew from what was contributed.
+//! The registers of all ranks, recomputed from what was contributed.
 
 use std::rc::Rc;
 
@@ -28,8 +28,8 @@ impl Registers {
         &self.models[rank as usize]
     }
 
-    /// The registers after a round among these ranks, before whose first one `base` others came, with these contributions in
-    /// the order of reduction.
+    /// Returns the registers after a round among these ranks, with these contributions in the order of reduction.
+    /// `base` rounds came before the first one.
     pub(super) fn after(
         &self,
         (cut, base): (&Cut, u64),
@@ -54,7 +54,7 @@ impl Registers {
                 None => Self::average(&self.models, &members, &updates, reduction).into(),
             };
             match self.group {
-                // The one register is also what a rank sees that has left.
+                // A rank that has left also sees this register.
                 Group::World => after.models.fill(model),
                 _ => members.iter().for_each(|&member| after.models[member as usize] = model.clone()),
             }
@@ -85,7 +85,7 @@ impl Registers {
         }
     }
 
-    /// The sum over all models grows by the updates: nothing is lost, and nothing enters twice.
+    /// Checks that the sum over all models grows by the updates: nothing is lost, and nothing enters twice.
     fn check_sum(
         &self,
         after: &Registers,
@@ -94,7 +94,7 @@ impl Registers {
         reduction: Reduction,
     ) -> Result<(), String> {
         let dtype = reduction.dtype;
-        // Each model is rounded once; sums of 32 bits are rounded for each summand before.
+        // Each model is rounded once; 32-bit sums are rounded before that for each summand.
         let (unit, most) = if dtype == Dtype::F16 { (1e-3, f64::from(f16::MAX)) } else { (1e-6, f64::MAX) };
         for at in 0..self.of(0).len() / dtype.size() {
             let total = |of: &Registers| active.iter().map(|rank| f64::from(read(dtype, of.of(rank), at))).sum::<f64>();

@@ -1,5 +1,5 @@
-//! Schedules that are recorded, and run again with the same cuts in another order of events: as a replay, whose cuts are all
-//! known when it begins, or as a collective that follows the recorded one.
+//! Schedules that are recorded, and run again with the same cuts in another order of events. They run as a replay,
+//! whose cuts are all known when it begins, or as a collective that follows the recorded one.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,17 +23,17 @@ pub(super) enum Script {
     Free,
     Recorded,
     Given(Arc<Played>),
-    /// Each rank learns of the cuts by and by.
+    /// Each rank learns of the cuts one after the other.
     Followed(Arc<Played>),
 }
 
 impl Script {
-    /// Whether cuts come from another run.
+    /// Returns whether cuts come from another run.
     pub(super) fn gives(&self) -> bool {
         matches!(self, Script::Given(_) | Script::Followed(_))
     }
 
-    /// Tells a machine that has not begun.
+    /// Instructs a machine that has not begun.
     pub(super) fn instruct(&self, machine: &mut Machine) {
         if !matches!(self, Script::Free) {
             machine.record();
@@ -45,7 +45,7 @@ impl Script {
         }
     }
 
-    /// What a rank is told in the course of the run.
+    /// Returns what a rank is told in the course of the run.
     pub(super) fn lead(&self, rank: u32) -> Option<Lead> {
         let Script::Followed(played) = self else { return None };
         let (cuts, ends) = played.ranks[rank as usize].clone();
@@ -53,13 +53,13 @@ impl Script {
     }
 }
 
-/// What the leader of a rank's collective has still to tell. It was there before, so whatever the follower is told may come
-/// as early or as late as a caller lets it.
+/// What the leader of a rank's collective has yet to tell. The leader ran before, so whatever the follower is told may
+/// come as early or as late as a caller can make it.
 #[derive(Debug)]
 pub(super) struct Lead {
     cuts: VecDeque<Cut>,
     ends: VecDeque<u64>,
-    /// Ends that were told.
+    /// The number of ends that were told.
     told: usize,
     inbox: Arc<Inbox>,
 }
@@ -69,7 +69,7 @@ impl Lead {
         Following::Follows(self.inbox.clone())
     }
 
-    /// The leader may have learned of a cut.
+    /// Lets the leader learn of a cut, perhaps.
     pub(super) fn may_tell(&mut self, rng: &mut Xoshiro256PlusPlus) {
         if !self.cuts.is_empty() && rng.random_bool(0.25) {
             self.tell();
@@ -80,8 +80,8 @@ impl Lead {
         self.cuts.pop_front().into_iter().for_each(|cut| self.inbox.tell_cut(cut));
     }
 
-    /// The caller has the leader's outcomes for an arrival, and is about to wait for the follower's, of which `taken` waits
-    /// returned some before.
+    /// Tells the end of a wait: the caller has the leader's outcomes for an arrival, and is about to wait for the
+    /// follower's. `taken` waits have returned some before.
     pub(super) fn tell_end(&mut self, taken: usize) {
         if self.told > taken {
             return;
@@ -96,10 +96,10 @@ impl Lead {
     }
 }
 
-/// What was played.
+/// A run that was played.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Played {
-    /// By rank: the cuts that it recorded, and the last round of each wait that returned some.
+    /// By rank: the cuts that it recorded, and the last round of each wait that returned rounds.
     ranks: Vec<(Vec<Cut>, Vec<u64>)>,
     /// The cut of each round, and what each rank sees of it.
     rounds: Vec<(Cut, Vec<Vec<u8>>)>,
@@ -110,13 +110,13 @@ impl Played {
         Played { ranks: actors.iter().map(Actor::recorded).collect(), rounds: oracle.seen().collect() }
     }
 
-    /// What is the first difference to another one, if there is any.
+    /// Describes the first difference from another run, if there is one.
     fn difference(&self, other: &Played) -> Option<String> {
         for (rank, ((cuts, ends), (other_cuts, other_ends))) in self.ranks.iter().zip(&other.ranks).enumerate() {
             if ends != other_ends {
                 return Some(format!("waits of rank {rank} end with rounds {other_ends:?} and not {ends:?}"));
             }
-            // A rank may learn the cuts of some rounds behind the one in which it leaves.
+            // A rank may learn the cuts of some rounds after the one in which it leaves.
             let leaves = |cut: &Cut| cut.holds(rank as u32, Part::Leaving);
             let last = |cuts: &[Cut]| cuts.iter().position(leaves).map_or(cuts.len(), |before| before + 1);
             let (cuts, other_cuts) = (&cuts[..last(cuts)], &other_cuts[..last(other_cuts)]);
@@ -132,14 +132,14 @@ impl Played {
     }
 }
 
-/// Records a schedule, and runs it again in another order of events, on the same hosts or on one: all cuts are given when
-/// it begins, or each rank follows those of the recorded run.
+/// Records a schedule, and runs it again in another order of events, on the same hosts or on one. Either all cuts are
+/// given when it begins, or each rank follows those of the recorded run.
 ///
 /// # Errors
-/// A guarantee that was violated, or what differs in the replay.
+/// A guarantee that was violated, or a difference in the replay.
 pub fn replay(case: &Case, options: &Options) -> Result<Coverage, Failure> {
     let mut scenario = case.scenario(options);
-    // Worlds that fail are no subject.
+    // Worlds that fail are excluded.
     scenario.deaths.clear();
     scenario.weather.breaks = None;
     scenario.script = Script::Recorded;
@@ -152,7 +152,7 @@ pub fn replay(case: &Case, options: &Options) -> Result<Coverage, Failure> {
         scenario.weather = Weather::default();
     }
     (scenario.movement, scenario.fault) = (MovementBy::Segments, fault);
-    // No models are followed, and what becomes of a late one is known from later cuts only.
+    // No models are followed, and the fate of a late one is known only from later cuts.
     let follows = (case.seed() / 2).is_multiple_of(2) && scenario.reduction.absent != Absent::Hold;
     scenario.script = if follows { Script::Followed } else { Script::Given }(played.clone());
     let other = case.clone().in_order(case.order + 1);

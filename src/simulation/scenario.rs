@@ -27,7 +27,7 @@ pub(super) struct Scenario {
     #[serde(with = "as_text")]
     pub(super) grace: Grace,
     pub(super) depth: u64,
-    /// The round from whose checkpoint the ranks go on.
+    /// The round from whose checkpoint the ranks resume.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) base: u64,
     /// Whether each rank begins with a model of its own.
@@ -40,9 +40,9 @@ pub(super) struct Scenario {
     pub(super) memory: Option<Group>,
     pub(super) elements: usize,
     pub(super) segment: usize,
-    /// Segments of a piece.
+    /// The number of segments of a piece.
     pub(super) run: u64,
-    /// Nanoseconds until a rank that waits for reducers makes a fallback read.
+    /// The nanoseconds until a rank that waits for reducers makes a fallback read.
     pub(super) pull_after: u64,
     /// How a program reduces.
     pub(super) schedule: Option<Schedule>,
@@ -120,9 +120,9 @@ fn is_zero(number: &u64) -> bool {
 #[serde(deny_unknown_fields)]
 pub(super) struct Death {
     pub(super) rank: usize,
-    /// After this number of its turns.
+    /// It dies after this number of its turns.
     pub(super) turns: u64,
-    /// The moment from which they are counted.
+    /// The moment from which the turns are counted.
     pub(super) since: Since,
 }
 
@@ -134,7 +134,7 @@ pub(super) enum Since {
     Start,
     /// From its last arrival: it dies before it has left.
     Leaving,
-    /// From when it learned that another rank had died.
+    /// From the time when it learned that another rank had died.
     News,
 }
 
@@ -160,33 +160,33 @@ impl Death {
 pub(super) struct Habits {
     /// The effort of its polls in `arrive`.
     pub(super) arriving: Effort,
-    /// Contributions before it finishes.
+    /// The number of contributions before it finishes.
     pub(super) steps: u32,
     /// Whether it fills contributions after handing them in, where that is possible.
     pub(super) fills: bool,
-    /// Longest computation between arrivals, ns.
+    /// The longest computation between arrivals, in ns.
     pub(super) compute: u64,
     /// How often it computes between arriving and waiting, of 256.
     pub(super) overlaps: u32,
-    /// Longest time it holds on to outcomes, ns.
+    /// The longest time for which it keeps outcomes, in ns.
     pub(super) holds: u64,
     /// How often it is descheduled between two operations, of 4096.
     pub(super) preempted: u32,
     /// How often it calls `try_wait` in place of `wait`, of 256.
     #[serde(default)]
     pub(super) tests: u32,
-    /// Longest deadline of a wait, ns; 0 if waits have none, else a quarter of them has one.
+    /// The longest deadline of a wait, in ns. If it is 0, waits have none; else a quarter of them have one.
     #[serde(default)]
     pub(super) deadline: u64,
     /// Whether a helper thread works for it while it computes.
     #[serde(default)]
     pub(super) thread: bool,
-    /// Whether it waits at once when it has nothing left to do in `arrive`, and goes to sleep in the turn in which it finds
-    /// nothing to do: an explorer has fewer orders then.
+    /// Whether it waits at once when it has nothing left to do in `arrive`, and goes to sleep in the turn in which it
+    /// finds nothing to do. An explorer then has fewer orders.
     #[serde(skip)]
     pub(super) hasty: bool,
-    /// Whether nothing happens between two of its steps: a turn lasts until it sleeps or goes away, and takes no time. To
-    /// wake up takes it some microseconds, as it takes a thread.
+    /// Whether nothing happens between two of its steps: a turn lasts until it sleeps or goes away, and takes no time.
+    /// Waking up takes it some microseconds, like a thread.
     #[serde(skip)]
     pub(super) unbroken: bool,
 }
@@ -280,17 +280,17 @@ impl Scenario {
         self.program = schedule.map(|schedule| program(ranks, (fire, grace), schedule, (bytes, segment), depth));
     }
 
-    /// Whether a program in shared memory agrees and moves.
+    /// Returns whether a program in shared memory agrees and moves.
     fn has_program(&self) -> bool {
         self.movement == MovementBy::Program && !self.relays()
     }
 
-    /// Whether each rank runs its own table.
+    /// Returns whether each rank runs its own table.
     pub(super) fn relays(&self) -> bool {
         self.movement == MovementBy::Program && self.hosts.iter().any(|&host| host != 0)
     }
 
-    /// The world of an exhaustive search: one host, no time, two rounds in progress.
+    /// Creates the world of an exhaustive search: one host, no time, two rounds in progress.
     pub(super) fn small(world: &World) -> Self {
         let ranks = world.steps.len() as u32;
         let (grace, depth, elements, segment) = (Grace::NONE, 2, 2, 8);
@@ -305,7 +305,7 @@ impl Scenario {
             _ => None,
         };
         let (memory, dtype) = match world.means {
-            // Two elements of 32 bits take a segment together, and so do two of 64.
+            // Two elements of 32 bits share a segment, and so do two of 64.
             Means::Registers(group) => (Some(group), Dtype::F32),
             _ => (None, Dtype::U64),
         };
@@ -352,7 +352,7 @@ impl Scenario {
         }
     }
 
-    /// What its ranks agree on, as rank 0 sees it.
+    /// Returns what its ranks agree on, as rank 0 sees it.
     pub(super) fn plan(&self) -> Plan {
         let topology = Topology::new(self.hosts.clone());
         let agreement = match self.script.gives() {

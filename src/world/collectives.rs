@@ -1,4 +1,4 @@
-//! Synchronous collectives: every rank makes the call, and has its result when it returns.
+//! Synchronous collectives: every rank makes the call and has its result when the call returns.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::Ordering;
@@ -14,29 +14,29 @@ use crate::fabric::{Endpoint, RawAccess};
 use crate::reduce::{Dtype, Element, Item, Reduce};
 use crate::time::Deadline;
 
-/// This rank's board, and the wait of its caller.
+/// This rank's board, and the waiter that blocks its caller.
 #[derive(Debug)]
 pub(super) struct Boards {
     board: Board,
     waiter: Waiter,
 }
 
-/// For calls that reduce nothing.
+/// The reduction that calls pass that reduce nothing.
 const NOTHING: (Dtype, Reduce) = (Dtype::F32, Reduce::Sum);
 
 /// # Synchronous collectives
 ///
-/// All ranks make the same calls in the same order, with the same lengths, and each call returns when this rank has what
-/// the call gives it and may write its data again. Other ranks may still be in the call then. The first call of a
-/// world waits for all ranks. Data is of any length, and lies in memory of the caller. Reductions combine the ranks' data in the order of ranks, so all ranks get the
-/// same bits, whatever the transport is.
+/// All ranks make the same calls in the same order, with the same lengths. A call returns when this rank has its result
+/// and may write its data again; other ranks may still be in the call then. The first call of a world waits for all
+/// ranks. Data has any length and lies in memory of the caller. Reductions combine the ranks' data in the order of
+/// ranks, so all ranks get the same bits, whatever the transport.
 ///
 /// # Errors
-/// [`Error::Usage`] for lengths that do not fit together, a root that is not a rank, and while another thread is in such
-/// a call; nothing was done then. Otherwise the ranks are out of step, and later calls fail: [`Error::Timeout`] names
-/// the ranks that did not come. [`Error::Mismatch`] says in what the calls of two ranks differ. It also aborts the
-/// world, as a failed transport and [`Error::Interrupted`] do, because a rank that need not read anything does not notice.
-/// A dead peer or an aborted job.
+/// [`Error::Usage`] for lengths that do not fit together, for a root that is not a rank, and while another thread is in
+/// such a call; the call has done nothing then. After any other error the ranks are out of step, and later calls fail.
+/// [`Error::Timeout`] names the ranks that did not come. [`Error::Mismatch`] says how the calls of two ranks differ. A
+/// mismatch, a failed transport and [`Error::Interrupted`] also abort the world, because a rank that reads nothing
+/// cannot notice them. Also a dead peer or an aborted job.
 impl World {
     /// Copies `data` of rank `root` to all ranks.
     ///
@@ -48,7 +48,8 @@ impl World {
         self.collective("broadcast", (Kind::Broadcast, root, NOTHING), block, Data::even(None, data), deadline)
     }
 
-    /// Gives `mine` of every rank to every rank: `all` is `size()` times as long, in the order of ranks.
+    /// Gives `mine` of every rank to every rank. `all` is `size()` times as long as `mine` and holds the blocks in the
+    /// order of ranks.
     ///
     /// # Errors
     /// As for all [synchronous collectives](World#synchronous-collectives).
@@ -59,8 +60,8 @@ impl World {
         self.collective(OPERATION, (Kind::AllGather, 0, NOTHING), mine.len(), Data::even(mine, all), deadline)
     }
 
-    /// Gives `mine` of every rank to rank `root`, whose `all` is `size()` times as long, in the order of ranks. Other
-    /// ranks pass `None`.
+    /// Gives `mine` of every rank to rank `root`, whose `all` is `size()` times as long as `mine` and holds the blocks
+    /// in the order of ranks. Other ranks pass `None`.
     ///
     /// # Errors
     /// As for all [synchronous collectives](World#synchronous-collectives).
@@ -80,7 +81,8 @@ impl World {
         self.collective(OPERATION, (Kind::Gather, root, NOTHING), mine.len(), Data::even(mine, all), deadline)
     }
 
-    /// Cuts `all` of rank `root` into blocks of the length of `mine`, and gives rank i block i. Other ranks pass `None`.
+    /// Cuts `all` of rank `root` into blocks of the length of `mine`, and copies block i into `mine` of rank i. Other
+    /// ranks pass `None`.
     ///
     /// # Errors
     /// As for all [synchronous collectives](World#synchronous-collectives).
@@ -100,8 +102,8 @@ impl World {
         self.collective(OPERATION, (Kind::Scatter, root, NOTHING), mine.len(), Data::even(all, mine), deadline)
     }
 
-    /// Gives block i of each rank's `sent` to rank i, which has it in `received`, in the order of ranks. Blocks are of one
-    /// length.
+    /// Gives block i of each rank's `sent` to rank i, whose `received` holds the blocks in the order of the ranks that
+    /// sent them. All blocks have one length.
     ///
     /// # Errors
     /// As for all [synchronous collectives](World#synchronous-collectives).
@@ -116,8 +118,9 @@ impl World {
         self.collective(OPERATION, what, sent.len() / ranks, Data::even(sent, received), deadline)
     }
 
-    /// As [`World::all_to_all`], with blocks of any lengths: `sent_lengths[i]` elements go to rank i, and
-    /// `received_lengths[i]` come from it, as that rank has said.
+    /// As [`World::all_to_all`], with blocks of any lengths, in elements. This rank sends `sent_lengths[i]` elements to
+    /// rank i, and receives `received_lengths[i]` elements from it. Each rank must pass the lengths that the others
+    /// send to it.
     ///
     /// # Errors
     /// As for all [synchronous collectives](World#synchronous-collectives); [`Error::Mismatch`] where a rank sends
@@ -155,7 +158,7 @@ impl World {
                 return Err(self.out_of_step(error));
             }
         }
-        // Beyond what there can be, the call below refuses it on all ranks.
+        // If this is more than any memory holds, the call below refuses it on all ranks.
         let largest = (all.into_iter().max().unwrap_or(0) as usize).saturating_mul(size_of::<T>());
         let (from, to) = (Blocks::Bounds(&from), Blocks::Bounds(&to));
         let data =
@@ -163,8 +166,8 @@ impl World {
         self.collective(OPERATION, (Kind::AllToAll, 0, NOTHING), largest, data, until)
     }
 
-    /// Reduces `data` of all ranks, element by element, and leaves the result in it on every rank. For a reduction that
-    /// is made again and again an [`Allreduce`](crate::Allreduce) with `Fire::ALL` is faster: it reads and writes in place.
+    /// Reduces `data` of all ranks, element by element, and writes the result to `data` on every rank. For a repeated
+    /// reduction an [`Allreduce`](crate::Allreduce) with `Fire::ALL` is faster, because it reads and writes in place.
     /// [`SymmetricMemory::all_reduce`](crate::SymmetricMemory::all_reduce) copies nothing either.
     ///
     /// # Errors
@@ -173,10 +176,10 @@ impl World {
         self.all_reduce_bytes(T::DTYPE, bytemuck::cast_slice_mut(data), reduce, deadline)
     }
 
-    /// As [`World::all_reduce`], for elements whose type is known at run time only.
+    /// As [`World::all_reduce`], for elements whose type is known only at run time.
     ///
     /// # Errors
-    /// As there; [`Error::Usage`] for bytes that are not aligned to elements or not whole ones.
+    /// As [`World::all_reduce`]; [`Error::Usage`] for bytes that are not whole elements or not aligned to elements.
     pub fn all_reduce_bytes(
         &self,
         dtype: Dtype,
@@ -191,7 +194,8 @@ impl World {
         self.collective(OPERATION, what, block, Data::even(None, data), deadline)
     }
 
-    /// Reduces `mine` of all ranks, element by element. Rank `root` has the result in `result`; other ranks pass `None`.
+    /// Reduces `mine` of all ranks, element by element, and writes the result to `result` of rank `root`. Other ranks
+    /// pass `None`.
     ///
     /// # Errors
     /// As for all [synchronous collectives](World#synchronous-collectives).
@@ -207,10 +211,10 @@ impl World {
         self.reduce_bytes(T::DTYPE, bytemuck::cast_slice(mine), result, reduce, root, deadline)
     }
 
-    /// As [`World::reduce`], for elements whose type is known at run time only.
+    /// As [`World::reduce`], for elements whose type is known only at run time.
     ///
     /// # Errors
-    /// As there; [`Error::Usage`] for bytes that are not aligned to elements or not whole ones.
+    /// As [`World::reduce`]; [`Error::Usage`] for bytes that are not whole elements or not aligned to elements.
     pub fn reduce_bytes(
         &self,
         dtype: Dtype,
@@ -231,7 +235,7 @@ impl World {
         self.collective(OPERATION, what, mine.len(), Data::even(mine, result), deadline)
     }
 
-    /// Reduces `all` of all ranks, element by element, and gives rank i block i of the result: `all` is
+    /// Reduces `all` of all ranks, element by element, and writes block i of the result to `mine` of rank i. `all` is
     /// `size()` times as long as `mine`.
     ///
     /// # Errors
@@ -247,10 +251,10 @@ impl World {
         self.reduce_scatter_bytes(T::DTYPE, all, mine, reduce, deadline)
     }
 
-    /// As [`World::reduce_scatter`], for elements whose type is known at run time only.
+    /// As [`World::reduce_scatter`], for elements whose type is known only at run time.
     ///
     /// # Errors
-    /// As there; [`Error::Usage`] for bytes that are not aligned to elements or not whole ones.
+    /// As [`World::reduce_scatter`]; [`Error::Usage`] for bytes that are not whole elements or not aligned to elements.
     pub fn reduce_scatter_bytes(
         &self,
         dtype: Dtype,
@@ -267,14 +271,15 @@ impl World {
         self.collective(OPERATION, what, block, Data::even(all, mine), deadline)
     }
 
-    /// What the synchronous collectives of this rank have copied so far, but for a call that goes on.
+    /// Returns the bytes that the synchronous collectives of this rank have copied so far. A call in progress is not
+    /// counted.
     #[must_use]
     pub fn copies(&self) -> Copies {
         let [into_boards, out_of_boards] = self.inner.copies.each_ref().map(|bytes| bytes.load(Ordering::Relaxed));
         Copies { into_boards, out_of_boards }
     }
 
-    /// Makes a call, and waits until this rank has what it gives.
+    /// Makes a call, and waits until this rank has its result.
     fn collective(
         &self,
         operation: &'static str,
@@ -298,12 +303,12 @@ impl World {
         self.collective_on(&mut boards, what, data, deadline)
     }
 
-    /// The boards, for one call or for several that no other thread's may come between. The first call of a world opens them,
-    /// and then the deadline is no longer relative.
+    /// Locks the boards, for one call or for several that no call of another thread may separate. The first call of a
+    /// world opens the boards, and turns a relative deadline into an instant.
     ///
     /// # Errors
-    /// This process or the world cannot go on, another thread has the boards, or they cannot be opened. The call did not begin
-    /// then.
+    /// This process or the world cannot continue, another thread has the boards, or they cannot be opened. The call did
+    /// not begin then.
     pub(super) fn lock_boards(
         &self,
         operation: &'static str,
@@ -323,7 +328,7 @@ impl World {
         Ok(MutexGuard::map(boards, |boards| boards.as_mut().unwrap_or_else(|| unreachable!("they were opened"))))
     }
 
-    /// A call with boards that are locked.
+    /// Makes a call with locked boards.
     pub(super) fn collective_on(
         &self,
         Boards { board, waiter }: &mut Boards,
@@ -333,7 +338,7 @@ impl World {
     ) -> Result<()> {
         let operation = what.operation;
         let mut call = Call::new(board, what, data);
-        // Also if this thread panics.
+        // The board stays broken also if this thread panics.
         board.break_off();
         let blocked = waiter.block(&mut CallWork::new(&mut call, board), operation, deadline);
         let Copies { into_boards, out_of_boards } = board.copies();
@@ -356,8 +361,9 @@ impl World {
         Ok(Boards { board, waiter: Waiter::new(self.fabric().clone(), self.spin()) })
     }
 
-    /// Opens an endpoint, makes memory of it, and tells all ranks of that; returns what all have told. All ranks must have
-    /// the same `purpose`. `make` also gets the rank, the number of ranks, and whether all share memory.
+    /// Opens an endpoint, lets `make` make memory with it, and tells all ranks what `make` returned. Returns what all
+    /// ranks told. All ranks must have the same `purpose`. `make` also gets the rank, the number of ranks, and whether
+    /// all ranks share memory.
     pub(super) fn meet<M>(
         &self,
         operation: &'static str,
@@ -393,12 +399,13 @@ impl World {
         Ok((made, all))
     }
 
-    /// What a rank returns that has met another one in a call of another kind. The ranks are out of step.
+    /// Returns the error for a rank that met a peer in a call of another kind. The ranks are out of step.
     pub(super) fn other_call(&self, operation: &'static str, peer: u32) -> Error {
         self.out_of_step(Error::mismatch(self.rank(), operation, "the call", operation, (peer, "another call")))
     }
 
-    /// Other ranks that read nothing cannot see that this one did not go on, so this aborts the world.
+    /// Adds host names to an error, and aborts the world if other ranks could not notice that this rank stopped: ranks
+    /// that read nothing from it.
     pub(super) fn out_of_step(&self, error: Error) -> Error {
         let error = self.with_hosts(error);
         if matches!(
@@ -426,7 +433,7 @@ impl World {
         }
     }
 
-    /// Checks bytes that are to be reduced.
+    /// Checks bytes for a reduction.
     fn check_elements(&self, operation: &'static str, (dtype, reduce): (Dtype, Reduce), data: &[u8]) -> Result<()> {
         self.check_reduction(operation, (dtype, reduce))?;
         let is_aligned = (data.as_ptr() as usize).is_multiple_of(dtype.size()) || data.is_empty();
@@ -443,7 +450,7 @@ impl World {
         }
     }
 
-    /// What only the root passes.
+    /// Checks that `data` is given at the root and only there, and returns it.
     fn at_root<D>(&self, operation: &'static str, data: Option<D>, root: u32, what: &str) -> Result<Option<D>> {
         let problem = match (self.rank() == root, data.is_some(), what) {
             (true, true, _) | (false, false, _) => return Ok(data),

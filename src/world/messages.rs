@@ -12,31 +12,36 @@ use crate::interrupt;
 use crate::reduce::Item;
 use crate::time::{Deadline, Time};
 
-/// What messages of this rank need.
+/// What the messages of this rank need.
 #[derive(Debug)]
 pub(super) struct Mail {
     pairs: Pairs,
     spin: Spin,
 }
 
-/// A thread sleeps for so long at most: others may have a message to move meanwhile.
+/// The longest sleep of a waiting thread: other threads may have a message to move meanwhile.
 const NAP: Duration = Duration::from_micros(200);
 
 /// # Messages
 ///
-/// Any thread may send and receive, to and from any rank, at the same time. Messages with the same tag from one rank to
-/// another arrive in the order in which they were sent. `send` returns when `data` may change: when all of it but two
-/// slots, of 64 KiB at most, has been received. So two ranks that send each other more than that before they receive
-/// wait for ever; two threads do not. The first call of [`World::send`], [`World::receive`] or [`World::receive_any`]
-/// on any rank waits for that of all others: [`World::open_messages`] does that at a time that the program chooses.
+/// Any thread may send to and receive from any rank, at the same time as others. Messages with the same tag from one
+/// rank to another arrive in the order in which they were sent.
+///
+/// `send` returns when `data` may change: when the receiver has taken all of it except at most two slots, which have at
+/// most 64 KiB each. So two ranks that send each other more than that before they receive wait for ever; two threads do
+/// not.
+///
+/// The first call of [`World::send`], [`World::receive`] or [`World::receive_any`] on any rank waits for the first call
+/// of all others. [`World::open_messages`] makes this wait at a time that the program chooses.
 ///
 /// # Errors
-/// [`Error::Usage`] for a peer that is not another rank of the world. [`Error::Timeout`], [`Error::Interrupted`]: before a
-/// part of the message has moved nothing is lost, and the call can be made again, but for the first one of a world. [`Error::Mismatch`] for a message of another length; this also
-/// aborts the world. A dead peer or an aborted job.
+/// [`Error::Usage`] for a peer that is not another rank of the world. After [`Error::Timeout`] or
+/// [`Error::Interrupted`] nothing is lost if no part of the message has moved: repeat the call. The first call of a
+/// world is the exception. [`Error::Mismatch`] for a message of another length; it also aborts the world. Also a dead
+/// peer or an aborted job.
 impl World {
-    /// Prepares messages. All ranks must call it, or make their first message, at the same place in the order of their
-    /// collective calls.
+    /// Prepares messages. All ranks must call it, or make their first message, at the same point in the order of their
+    /// collective calls. Returns when all ranks have done so.
     ///
     /// # Errors
     /// As [`World::barrier`]; too little memory.
@@ -44,7 +49,7 @@ impl World {
         self.with_mail("open_messages", deadline.into().instant(), |_| Ok(()))
     }
 
-    /// Sends `data` to another rank.
+    /// Sends `data` to rank `to`.
     ///
     /// # Errors
     /// As for all [messages](World#messages).
@@ -56,7 +61,7 @@ impl World {
         self.move_message(OPERATION, transfer, until, |pairs, transfer| pairs.poll_send(transfer, data))
     }
 
-    /// Receives a message of another rank, which must have the length of `data`.
+    /// Receives a message from rank `from`. The message must have the length of `data`.
     ///
     /// # Errors
     /// As for all [messages](World#messages).
@@ -68,7 +73,7 @@ impl World {
         self.move_message(OPERATION, transfer, until, |pairs, transfer| pairs.poll_receive(transfer, data))
     }
 
-    /// Receives a message of whichever rank has one with this tag; returns that rank.
+    /// Receives a message with this tag from any rank, and returns that rank.
     ///
     /// # Errors
     /// As for all [messages](World#messages).
@@ -84,7 +89,7 @@ impl World {
             for rank in (1..ranks).map(|next| (me + next) % ranks) {
                 if pairs.has_message(OPERATION, rank, tag)? {
                     let mut transfer = pairs.receive(OPERATION, rank, tag)?;
-                    // Taken before another thread can take it.
+                    // Poll at once, before another thread can take the message.
                     let polled = pairs.poll_receive(&mut transfer, data);
                     found = Some((transfer, polled.err()));
                     return Ok(true);
@@ -101,7 +106,7 @@ impl World {
         Ok(rank)
     }
 
-    /// Does something with the mail, which is opened first if need be.
+    /// Calls a function with the mail; the first call opens the mail.
     fn with_mail<R>(
         &self,
         operation: &'static str,
@@ -125,7 +130,7 @@ impl World {
         Ok(Mail { pairs, spin: self.spin() })
     }
 
-    /// Moves a message to its end.
+    /// Moves a message until it is complete.
     fn move_message(
         &self,
         operation: &'static str,
@@ -150,7 +155,7 @@ impl World {
         })
     }
 
-    /// Polls until that gives true. Other threads of this rank poll by turns.
+    /// Polls until `poll` returns true. Other threads of this rank poll by turns.
     fn wait_for_mail(
         &self,
         operation: &'static str,
@@ -219,7 +224,7 @@ impl World {
                     Some(peer) => Some(peer).filter(|&peer| self.fabric().has_left(peer)),
                     None => others().next().filter(|_| others().all(|peer| self.fabric().has_left(peer))),
                 };
-                // All that it sent before it left was there at the polls in between.
+                // The polls since then saw everything that it sent before it left.
                 if let Some(peer) = gone.filter(|_| gone == before) {
                     return Err(Error::left(self.rank(), operation, peer));
                 }

@@ -1,8 +1,8 @@
-//! How ranks that share no memory choose a network: each rank offers those that it can use, and all
-//! ranks take the best one that every rank offers.
+//! How ranks that share no memory choose a network: each rank offers the networks that it can use, and all ranks take
+//! the best one that every rank offers.
 //!
-//! A host that has just started may have no interface yet but the loopback one, whose address leads to no other host. If
-//! ranks elsewhere would need it, the rank waits for another interface, and all ranks meet again.
+//! A host that has just started may only have its loopback interface, whose address leads to no other host. If ranks on
+//! other hosts need an address of it, the rank waits for another interface, and all ranks meet again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::time::Deadline;
 use crate::units::Bytes;
 
 impl Network {
-    /// Whether the user's choice allows it: a rank that is told to use a provider of libfabric uses no other network.
+    /// Returns whether the user's choice allows it: a rank told to use a provider of libfabric uses no other network.
     fn is_allowed(self, config: &Config) -> bool {
         match (config.fabric, self) {
             (FabricChoice::Verbs, Network::Verbs) | (FabricChoice::Ofi | FabricChoice::Auto, Network::Ofi) => true,
@@ -30,7 +30,7 @@ impl Network {
         }
     }
 
-    /// Opens what this machine has of it.
+    /// Opens this network on this machine.
     fn open(self, ranks: (u32, u32), config: &Config, measured: &HwConfig) -> Opened {
         if !self.is_allowed(config) {
             return Opened::Excluded;
@@ -64,13 +64,13 @@ impl Network {
     }
 }
 
-/// What a rank has of a network.
+/// The state of a network on a rank.
 #[derive(Debug)]
 enum Opened {
     Ready(Box<dyn Candidate>),
-    /// It has a device or a library, and cannot use it.
+    /// The rank has a device or a library, and cannot use it.
     Refused(Error),
-    /// It has none.
+    /// The rank has no device or library.
     Absent(Error),
     /// The user's choice does not allow it.
     Excluded,
@@ -84,7 +84,7 @@ impl Opened {
         }
     }
 
-    /// What this rank says of it.
+    /// Returns what this rank tells the others about it.
     fn offer(&self) -> Offer {
         match self {
             Opened::Ready(candidate) => Offer::Ready(Ready {
@@ -103,21 +103,21 @@ impl Opened {
     }
 }
 
-/// How ranks tell each other of themselves.
+/// How ranks tell each other about themselves.
 pub(super) struct Meeting<'s, F> {
-    /// What its ranks know, and tell no process.
+    /// The secret that the ranks share and never send.
     pub(super) secret: &'s Secret,
-    /// Gives every rank's bytes to every rank, in rank order, by a time.
+    /// Gives every rank's bytes to every rank, in rank order, by a deadline.
     pub(super) gather: F,
-    /// Whether ranks may meet again, when a host has an interface that it did not have before.
+    /// Whether ranks may meet a second time, when a host has an interface that it did not have before.
     pub(super) has_another: bool,
 }
 
 /// Joins a world by the network that all its ranks agree on.
 ///
 /// # Errors
-/// Those of the meeting. Settings that are wrong, before this rank meets the others; no network can be used by all ranks; a rank does not come,
-/// or cannot be reached.
+/// Those of the meeting. Wrong settings, before this rank meets the others. No network can be used by all ranks. A rank
+/// does not come, or cannot be reached.
 pub(super) fn join<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
     ranks: (u32, u32),
     config: &Config,
@@ -130,11 +130,11 @@ pub(super) fn join<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
     if let Some(Opened::Refused(error)) = opened.iter().find(|it| matches!(it, Opened::Refused(Error::Config(_)))) {
         return Err(error.clone());
     }
-    // Opening may take long, and the others may come meanwhile.
+    // Opening may take long, and the other ranks may arrive meanwhile.
     let until = Deadline::from(config.deadline).instant();
     let meet = |opened: &[Opened; NETWORKS.len()]| -> Result<Vec<Offers>> {
         let own = opened.each_ref().map(Opened::offer);
-        // A rank that can use nothing comes, too: so the others learn why at once.
+        // A rank that can use no network meets the others, too, so that they learn the reason at once.
         let given = gather(&encode(&own), until).map_err(|error| match config.ofi.on_one_machine {
             true => error,
             false => explain(error, &own),
@@ -175,7 +175,7 @@ pub(super) fn join<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
     let Opened::Ready(candidate) = std::mem::replace(&mut opened[chosen], Opened::Excluded) else {
         return Err(failed(format!("this rank did not offer {network}")));
     };
-    // The others close before the world begins.
+    // The other networks close before the world begins.
     drop(opened);
     candidate.join(&introductions, secret, until).map_err(|error| match (error, config.fabric, NETWORKS[chosen]) {
         (Error::Join { rank, cause }, FabricChoice::Auto, Network::Verbs) => {
@@ -185,14 +185,14 @@ pub(super) fn join<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
     })
 }
 
-/// The time that ranks have left to meet again and to connect, after one of them has waited for an interface in vain.
+/// The time left for ranks to meet again and to connect, after one of them has waited for an interface in vain.
 const FOR_MEETING_AGAIN: Duration = Duration::from_secs(5);
 
-/// How often a rank looks for another interface.
+/// How often a rank polls for another interface.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Waits until libfabric has an address here that leads to all hosts, at the latest until `last`, and opens the best one
-/// that has come.
+/// Waits until libfabric has an address here that leads to all hosts, at the latest until `last`, and opens the best
+/// interface that has come up.
 fn wait_for_an_interface(
     opened: &mut [Opened; NETWORKS.len()],
     (ranks, config, measured): ((u32, u32), &Config, &HwConfig),
@@ -216,7 +216,7 @@ fn wait_for_an_interface(
     Ok(())
 }
 
-/// Adds to the error of a meeting what may explain it: this rank has no way to other hosts.
+/// Adds a likely explanation to the error of a meeting: this rank has no way to other hosts.
 fn explain(error: Error, own: &Offers) -> Error {
     let alone = own.iter().find_map(|offer| match offer {
         Offer::Ready(ready) if ready.scope == Scope::Machine => Some(ready),
@@ -231,7 +231,7 @@ fn explain(error: Error, own: &Offers) -> Error {
     }
 }
 
-/// Says so if a rank does not use what would be better on the chosen network.
+/// Warns if a rank does not use what would be better on the chosen network.
 fn warn_of_passed_over(offers: &[Offers], chosen: usize) {
     let passed_over = offers.iter().zip(0..).find_map(|(offers, rank): (_, u32)| {
         let Offer::Ready(ready) = &offers[chosen] else { return None };
@@ -242,7 +242,7 @@ fn warn_of_passed_over(offers: &[Offers], chosen: usize) {
     }
 }
 
-/// Says so if a rank has devices of a better network than the chosen one, which it cannot use.
+/// Warns if a rank has devices of a better network than the chosen one and cannot use them.
 fn warn_of_worse(offers: &[Offers], chosen: usize) {
     for (index, network) in NETWORKS.iter().enumerate().take(chosen) {
         let refused = offers.iter().zip(0..).find_map(|(offers, rank): (_, u32)| match &offers[index] {
@@ -256,10 +256,10 @@ fn warn_of_worse(offers: &[Offers], chosen: usize) {
     }
 }
 
-/// Most bytes of a reason.
+/// The maximum length of a reason, in bytes.
 const MOST_REASON: usize = 400;
 
-/// Why a network cannot be used on this host, without the rank, which the others see anyway.
+/// Returns why a network cannot be used on this host. The text omits the rank, which the others see anyway.
 fn reason(error: &Error) -> String {
     let text = match error {
         Error::Join { cause, .. } => format!("on {}: {cause}", host_name()),

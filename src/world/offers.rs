@@ -1,4 +1,4 @@
-//! What ranks offer each other to carry their world, and what follows from the offers of all: the same on every rank.
+//! What ranks offer each other to carry their world, and the choice that every rank computes from all offers.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -13,7 +13,7 @@ pub(super) enum Network {
     Ofi,
 }
 
-/// All of them. The first one that every rank can use is taken.
+/// All networks, in order of preference: the ranks use the first one that every rank can use.
 pub(super) const NETWORKS: [Network; 2] = [Network::Verbs, Network::Ofi];
 
 impl Network {
@@ -25,40 +25,40 @@ impl Network {
     }
 }
 
-/// What a rank says of one network.
+/// What a rank says about one network.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Offer {
-    /// It can use it.
+    /// The rank can use it.
     Ready(Ready),
-    /// It has a device or a library, and cannot use it for this reason.
+    /// The rank has a device or a library, and cannot use it for this reason.
     Refused(String),
-    /// It has none, for this reason.
+    /// The rank has no device or library, for this reason.
     Absent(String),
-    /// Its user allows others only.
+    /// The rank's user allows only other networks.
     Excluded,
 }
 
 /// A network that a rank can use.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Ready {
-    /// What all ranks must have in common.
+    /// The kind of the network, which must be the same on all ranks.
     pub(super) network: String,
     pub(super) device: String,
-    /// The hosts that reach its address there.
+    /// Which hosts reach the rank's address on this network.
     pub(super) scope: Scope,
     /// The same text for ranks that reach each other whatever the scope is.
     pub(super) stack: String,
-    /// The name that people know its host by.
+    /// The name of the rank's host.
     pub(super) host: String,
     /// What would have been better, and why it is not used.
     pub(super) passed_over: Option<String>,
     pub(super) introduction: Vec<u8>,
 }
 
-/// What a rank says of each network.
+/// What a rank says about each network.
 pub(super) type Offers = [Offer; NETWORKS.len()];
 
-/// Without the introduction, which holds secrets.
+/// Omits the introduction, which holds secrets.
 impl fmt::Debug for Offer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -80,12 +80,12 @@ impl Offer {
         }
     }
 
-    /// Whether another interface, once it is up, leads to more hosts.
+    /// Returns whether another interface would lead to more hosts, once it is up.
     pub(super) fn may_lead_further(&self) -> bool {
         self.ready().is_some_and(|ready| ready.scope < Scope::Anywhere)
     }
 
-    /// Why the rank cannot use it; `None` if it can.
+    /// Returns why the rank cannot use it; `None` if it can.
     fn lack(&self) -> Option<&str> {
         match self {
             Offer::Ready(_) => None,
@@ -94,7 +94,7 @@ impl Offer {
         }
     }
 
-    /// Nothing from a rank that cannot use the network.
+    /// Returns the introduction; empty from a rank that cannot use the network.
     pub(super) fn introduction(&self) -> &[u8] {
         match self {
             Offer::Ready(ready) => &ready.introduction,
@@ -103,8 +103,8 @@ impl Offer {
     }
 }
 
-/// Whether ranks are on several hosts, or use several interfaces of one, and one of them may lead further soon: it is worth
-/// a wait then, unless all ranks have a network without it.
+/// Returns whether ranks should wait for another interface. They should if they are on several hosts, or use several
+/// interfaces of one host, and one of them may reach more hosts soon, unless all ranks can use another network now.
 pub(super) fn is_worth_a_wait(offers: &[Offers]) -> bool {
     (0..NETWORKS.len()).any(|index| {
         let ready: Option<Vec<&Ready>> = offers.iter().map(|offers| offers[index].ready()).collect();
@@ -115,9 +115,9 @@ pub(super) fn is_worth_a_wait(offers: &[Offers]) -> bool {
     })
 }
 
-/// The network that ranks with these offers use, which all of them decide alike; or why there is none.
+/// Returns the network that ranks with these offers use, the same on all ranks; or why there is none.
 pub(super) fn choose(offers: &[Offers]) -> std::result::Result<usize, String> {
-    // Why not all ranks can use a network.
+    // Returns why some rank cannot use a network.
     let lack = |index: usize| {
         let lacks = |(rank, one): (usize, &Offers)| {
             let alone = || is_alone(&one[index], offers.iter().map(|offers| &offers[index]));
@@ -126,7 +126,7 @@ pub(super) fn choose(offers: &[Offers]) -> std::result::Result<usize, String> {
         };
         offers.iter().enumerate().find_map(lacks)
     };
-    // How two ranks differ that do not reach each other: by the kind of their devices, or their providers.
+    // Describes how two ranks differ that do not reach each other: by the kind of their devices, or their providers.
     let difference = |index: usize| {
         let of = |rank: usize| offers[rank][index].ready().map_or("", |ready| &ready.network);
         let other = (1..offers.len()).find(|&rank| of(rank) != of(0))?;
@@ -154,7 +154,7 @@ pub(super) fn choose(offers: &[Offers]) -> std::result::Result<usize, String> {
     }
 }
 
-/// Why a rank with this offer cannot be reached by one with another: its address leads to its own machine only.
+/// Returns why a rank with another offer cannot reach a rank with this one: its address leads only to its own machine.
 fn is_alone<'a>(own: &Offer, mut others: impl Iterator<Item = &'a Offer>) -> Option<String> {
     let own = own.ready().filter(|ready| ready.scope == Scope::Machine)?;
     let is_elsewhere = |other: &Offer| other.ready().is_some_and(|other| other.stack != own.stack);
@@ -167,10 +167,10 @@ fn is_alone<'a>(own: &Offer, mut others: impl Iterator<Item = &'a Offer>) -> Opt
     })
 }
 
-/// Names the order of the networks, too: a version with another order has another one.
+/// Names the order of the networks, too: a version with another order has another magic number.
 const MAGIC: [u8; 4] = *b"EBN2";
 
-/// Parts of an encoded offer.
+/// The parts of an encoded offer.
 const PARTS: usize = 8;
 
 const SCOPES: [Scope; 3] = [Scope::Machine, Scope::Link, Scope::Anywhere];
@@ -202,7 +202,7 @@ pub(super) fn encode(offers: &Offers) -> Vec<u8> {
     [&MAGIC[..], &encode_world(&parts)].concat()
 }
 
-/// `None` for bytes that are no offers, or of another version.
+/// Decodes offers; `None` for bytes that are not offers, or are of another version.
 pub(super) fn decode(bytes: &[u8]) -> Option<Offers> {
     let parts = decode_world(bytes.strip_prefix(&MAGIC)?, (PARTS * NETWORKS.len()) as u32)?;
     let offer = |parts: &[Vec<u8>]| {

@@ -1,4 +1,4 @@
-//! Worlds of some of a world's ranks.
+//! Worlds that consist of some of a world's ranks.
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;
@@ -21,18 +21,18 @@ use crate::time::Deadline;
 const OPERATION: &str = "split";
 
 impl World {
-    /// A world of the ranks that pass the same `color`. Their ranks there ascend with `key`; of the same key, with their ranks
-    /// here. As `MPI_Comm_split`. Collective: all ranks call it, and each gets the world of its own color. A rank that needs
-    /// none passes a color that no other passes, and drops what it gets. The ranks meet through this world, so it needs no
-    /// store and no name.
+    /// Creates a world of the ranks that pass the same `color`, like `MPI_Comm_split`. Their ranks there ascend with
+    /// `key`; ranks with the same key keep their order here. Collective: all ranks call it, and each gets the world of
+    /// its own color. A rank that needs no new world passes a color that no other rank passes, and drops the result.
+    /// The ranks meet through this world, so they need no store and no name.
     ///
-    /// The new world is over shared memory where all its ranks are on one machine and this rank's
-    /// [`Config::fabric`] allows that, else over the network that its ranks have in common. It is a world of its own: it
-    /// outlives this one, and an abort or a death in one is no failure of the other. Its recordings have the number of the
-    /// split and the color in their names.
+    /// The new world uses shared memory if all its ranks are on one machine and their [`Config::fabric`] allows that.
+    /// Otherwise it uses the network that its ranks have in common. It is independent: it outlives this world, and an
+    /// abort or a death in one is not a failure of the other. Its recordings have the number of the split and the color
+    /// in their names.
     ///
     /// # Errors
-    /// [`Error::Timeout`] with the ranks that did not come by [`Config::deadline`]; [`Error::Join`] as
+    /// [`Error::Timeout`] with the ranks that did not come by [`Config::deadline`]; [`Error::Join`] as for
     /// [`World::from_env`]. The ranks of this world stay in step if a group cannot join.
     pub fn split(&self, color: u32, key: i32) -> Result<World> {
         self.check_process(OPERATION)?;
@@ -58,7 +58,7 @@ impl World {
         })
     }
 
-    /// Tells all ranks of this world what this one wants, and returns what each wants.
+    /// Tells all ranks of this world what this rank wants, and returns what each rank wants.
     fn exchange_wishes(&self, own: &Wish, until: Instant) -> Result<Vec<Wish>> {
         let told = self.fabric().exchange(OPERATION, &own.encode(), until)?;
         let wishes =
@@ -66,7 +66,7 @@ impl World {
         wishes.collect()
     }
 
-    /// Joins the ranks of a group. Where this world is over a network, all its ranks exchange something once, whatever their
+    /// Joins the ranks of a group. Over a network, all ranks of this world take part in one exchange, whatever their
     /// groups do.
     fn join_group(&self, group: &Group, (config, measured): (&Config, &HwConfig), until: Instant) -> Result<Members> {
         let gather = |mine: &[u8]| self.fabric().exchange_long(OPERATION, mine, until);
@@ -78,7 +78,7 @@ impl World {
             if !is_near {
                 gather(&[])?;
             }
-            // A rank that dies now may be one that the others wait for.
+            // If a rank dies now, the others may be waiting for it.
             let goes_on = || self.fabric().look_for_dead(OPERATION);
             return join_by_memory(&group.place, ranks, &secret, (terms, until), &goes_on);
         }
@@ -92,32 +92,33 @@ impl World {
         let meeting = Meeting { secret: &secret, gather: of_group, has_another: false };
         let joined = network::join(ranks, config, measured, meeting);
         if !told.get() {
-            // The error of this rank says more.
+            // The error of this rank says more than one of the exchange.
             let _ = gather(&[]);
         }
         joined.map(Members::over_network)
     }
 }
 
-/// The name of a group's recording.
+/// Returns the name of a group's recording.
 fn of_group(name: Option<&PathBuf>, number: u32, color: u32) -> Option<PathBuf> {
     let mut name = OsString::from(name?);
     name.push(format!(".{number}-{color}"));
     Some(name.into())
 }
 
-/// What a rank tells the others.
+/// What a rank tells the others in a split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Wish {
     color: u32,
     key: i32,
-    /// Ranks of one host reach each other's memory.
+    /// The host identity. Ranks with the same one reach each other's memory.
     host: String,
     /// Whether the user's choice allows shared memory.
     allows_memory: bool,
-    /// Where the ranks of its group would meet if it is the first of them. The kernel shows such names to all.
+    /// Where the ranks of this rank's group meet if this rank is the first of them. The kernel shows such names to all
+    /// users.
     place: String,
-    /// What the secret follows from by which they would know each other there.
+    /// The secret by which the ranks would know each other there.
     secret: [u8; SECRET],
 }
 
@@ -165,20 +166,20 @@ impl Wish {
 /// The ranks of one color.
 #[derive(Debug, PartialEq, Eq)]
 struct Group {
-    /// The ranks that they have in the world that is split, in the order of their ranks in the new one.
+    /// The members' ranks in the old world, in the order of their ranks in the new one.
     members: Vec<u32>,
     /// This rank in the new world.
     rank: u32,
-    /// All of them share memory, which their users allow.
+    /// Whether all members share memory, and their users allow its use.
     meets_by_memory: bool,
-    /// Where they meet then.
+    /// Where the members meet if they share memory.
     place: String,
-    /// What they know each other by there.
+    /// The secret by which the members know each other there.
     secret: [u8; SECRET],
 }
 
 impl Group {
-    /// That of a rank. All its members find the same one.
+    /// Returns the group of a rank. All its members compute the same one.
     fn of(all: &[Wish], rank: u32) -> Self {
         let own = &all[rank as usize];
         let mut members: Vec<u32> =

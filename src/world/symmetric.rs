@@ -1,4 +1,4 @@
-//! Memory of the same length on every rank that the others read in place.
+//! Memory that has the same length on every rank, and that the other ranks read in place.
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
@@ -16,48 +16,51 @@ use crate::fabric::{Access, CACHE_LINE, Endpoint, Key, Lender, Window};
 use crate::reduce::{BoardSource, Dtype, Element, Gathered, Item, Reduce};
 use crate::time::Deadline;
 
-/// Bytes that are reduced at a time, into memory that stays in a core's first cache: a result cannot be written over a source
-/// that is still read.
+/// The bytes reduced at a time, into memory that stays in a core's first-level cache. A result must not overwrite a
+/// source that is still being read.
 const CHUNK: usize = 16 << 10;
 
-/// Memory of the same length on every rank, which the others read in place where they share memory: a reduction of it copies
-/// nothing into [boards](World#synchronous-collectives) or out of them. Over a network it is memory of the rank alone, and a
-/// reduction copies as [`World::all_reduce`] does.
+/// Memory that has the same length on every rank. Where ranks share memory, the others read it in place, so a reduction
+/// of it copies nothing into [boards](World#synchronous-collectives) or out of them. Over a network only its own rank
+/// reaches it, and a reduction copies as [`World::all_reduce`] does.
 ///
-/// It does not keep its world: calls fail when the last handle of that is dropped. The memory is freed when all
-/// ranks have dropped theirs.
+/// It does not keep its world alive: calls fail once the last handle of the world is dropped. The memory is freed when
+/// all ranks have dropped theirs.
 #[derive(Debug)]
 pub struct SymmetricMemory {
     world: Weak<Inner>,
     rank: u32,
-    /// Of the process that has joined.
+    /// The fork generation of the process that joined.
     generation: u32,
-    /// Its number among those of the world.
+    /// The number of this memory among the symmetric memories of the world.
     number: u64,
     bytes: usize,
     own: Lender,
     own_window: Window,
-    /// That of each rank; none where ranks do not share memory.
+    /// The memory of each rank; empty where ranks do not share memory.
     windows: Vec<Window>,
-    /// Keeps the memory of all ranks until each has closed it.
+    /// Keeps the memory of all ranks until each rank has closed it.
     _endpoint: Box<dyn Endpoint>,
-    /// Other ranks may read it: a call goes on, or has failed.
+    /// Whether other ranks may read it: a call is in progress or has failed.
     is_lent: bool,
     sources: Gathered,
     scratch: Vec<u64>,
-    /// What each rank says of a call.
+    /// What each rank says about the call.
     rows: Vec<Sizes>,
 }
 
-/// The number of a memory, and where the data of a call lies in it: its first byte, and how many.
+/// The number of a memory, and where the data of a call lies in it: its first byte, and its length in bytes.
 type Sizes = [u64; 3];
 
 impl World {
-    /// Makes memory of `bytes` zeros on every rank. Collective: all ranks call it in the same order, with the same length.
+    /// Makes memory of `bytes` zeros on every rank. Collective: all ranks call it in the same order, with the same
+    /// length.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] for different lengths, and [`Error::Memory`] where there is not so much; nothing is made then. Where
-    /// threads of a rank have called in another order than those of others it is an error, too, and may abort the world. [`Error::Timeout`] with the ranks that did not come; a dead peer or an aborted job.
+    /// [`Error::Mismatch`] for different lengths, and [`Error::Memory`] where there is too little memory; nothing is
+    /// made then. An error, which may abort the world, where the threads of one rank made their calls in another order
+    /// than those of other ranks. [`Error::Timeout`] with the ranks that did not come. Also a dead peer or an aborted
+    /// job.
     pub fn symmetric_memory(&self, bytes: usize, deadline: impl Into<Deadline>) -> Result<SymmetricMemory> {
         const OPERATION: &str = "symmetric_memory";
         self.check_process(OPERATION)?;
@@ -89,7 +92,8 @@ impl World {
             if !shared {
                 continue;
             }
-            // Also where lengths differ: memory is freed when each rank that was to import it has closed its endpoint.
+            // Import also where lengths differ: memory is freed when each rank that expected to import it has closed
+            // its endpoint.
             windows.push(match peer == self.rank() {
                 true => own_window.clone(),
                 false => {
@@ -120,7 +124,7 @@ impl World {
     }
 }
 
-/// What a rank tells of its memory: its number there, the length, and the key.
+/// Decodes what a rank tells about its memory: its number there, the length, and the key.
 fn introduction(told: &[u8]) -> Option<(u64, u64, Key)> {
     let (number, rest) = told.split_first_chunk()?;
     let (length, key) = rest.split_first_chunk()?;
@@ -128,33 +132,33 @@ fn introduction(told: &[u8]) -> Option<(u64, u64, Key)> {
 }
 
 impl SymmetricMemory {
-    /// The length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether the length is 0.
+    /// Returns whether the length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// The address of the first byte, a page's beginning: for bindings of other languages. It is valid until this is dropped;
-    /// other ranks read from there while a call of this rank goes on.
+    /// Returns the address of the first byte, which begins a page: for bindings of other languages. The address is
+    /// valid until this memory is dropped. Other ranks read the memory while a call of this rank is in progress.
     #[must_use]
     pub fn address(&self) -> NonNull<u8> {
         self.own_window.bytes(0, self.bytes)
     }
 
-    /// Whether this is the process that has joined, and no child that was forked from it, which must forget it
-    /// ([`World::is_own`]).
+    /// Returns whether this is the process that joined, not a child that was forked from it. A forked child must forget
+    /// this memory instead of dropping it ([`World::is_own`]).
     #[must_use]
     pub fn is_own(&self) -> bool {
         fork::generation() == self.generation
     }
 
-    /// The whole elements that it has.
+    /// Returns the memory as whole elements.
     ///
     /// # Errors
     /// [`Error::Usage`] after a call that failed.
@@ -163,7 +167,7 @@ impl SymmetricMemory {
         Ok(self.own.outcome(0, self.bytes / size_of::<T>() * size_of::<T>()))
     }
 
-    /// The whole elements that it has, to be written.
+    /// Returns the memory as whole elements, to be written.
     ///
     /// # Errors
     /// [`Error::Usage`] after a call that failed: other ranks may still read it.
@@ -172,13 +176,15 @@ impl SymmetricMemory {
         Ok(self.own.contribution(0, self.bytes / size_of::<T>() * size_of::<T>()))
     }
 
-    /// Reduces a range of elements of all ranks, element by element, and leaves the result there on every rank.
-    /// A synchronous collective, as [`World::all_reduce`] is, with the same bits; the ranges of all ranks are the same.
+    /// Reduces a range of elements of all ranks, element by element, and writes the result to the same range on every
+    /// rank. All ranks pass the same range. Like [`World::all_reduce`], it is a synchronous collective, and it gives
+    /// the same bits.
     ///
     /// # Errors
-    /// As for all [synchronous collectives](World#synchronous-collectives). [`Error::Mismatch`] for different ranges or
-    /// memories, on all ranks: nothing was done then, and they are in step. Where data goes through boards (over a network,
-    /// and up to 16 KiB of all ranks together) the world is aborted, as by any other collective.
+    /// As for all [synchronous collectives](World#synchronous-collectives). [`Error::Mismatch`] on all ranks for
+    /// different ranges or memories: the call has done nothing then, and the ranks are in step. Where data goes through
+    /// boards (over a network, and up to 16 KiB of all ranks together) a mismatch aborts the world, as in any other
+    /// collective.
     pub fn all_reduce<T: Element>(
         &mut self,
         range: Range<usize>,
@@ -189,10 +195,10 @@ impl SymmetricMemory {
         self.all_reduce_bytes(T::DTYPE, scaled(range.start)..scaled(range.end), reduce, deadline)
     }
 
-    /// As [`SymmetricMemory::all_reduce`], for elements whose type is known at run time only; the range is of bytes.
+    /// As [`SymmetricMemory::all_reduce`], for elements whose type is known only at run time. The range is in bytes.
     ///
     /// # Errors
-    /// As there; [`Error::Usage`] for a range that is not of whole elements.
+    /// As [`SymmetricMemory::all_reduce`]; [`Error::Usage`] for a range that does not consist of whole elements.
     pub fn all_reduce_bytes(
         &mut self,
         dtype: Dtype,
@@ -222,7 +228,7 @@ impl SymmetricMemory {
             return world.collective_of(what, data, deadline);
         }
         let until: Instant = deadline.into().instant();
-        // One lock: no call of another thread may come between these.
+        // One lock for all steps: no call of another thread may come between them.
         let mut boards = world.lock_boards(OPERATION, &mut until.into())?;
         let mut call = |mine: &[u8], all: &mut [u8]| {
             let what = what(Kind::Symmetric, mine.len(), 0);
@@ -236,7 +242,7 @@ impl SymmetricMemory {
             self.is_lent = false;
             return Err(world.with_hosts(error));
         }
-        // Each rank reads its own block only, so a result may be written over this rank's.
+        // Each rank reads only its own block, so a result may overwrite this rank's block.
         self.reduce((dtype, reduce), block(&range, world.rank(), world.size()));
         call(&[], &mut [])?;
         // The blocks of other ranks are results now, and no rank reads what was there before in this rank's memory.
@@ -260,7 +266,7 @@ impl SymmetricMemory {
         }
     }
 
-    /// Compares what the ranks say of a call.
+    /// Compares what the ranks say about a call.
     fn compare(&self, operation: &'static str, mine: &Sizes) -> Result<()> {
         const SAID: [&str; 3] = ["the symmetric memory", "the first byte", "the length in bytes"];
         for (peer, theirs) in (0..).zip(&self.rows) {
@@ -289,7 +295,7 @@ impl SymmetricMemory {
     }
 }
 
-/// The part of a range that a rank reduces: cache lines of its own.
+/// Returns the part of a range that a rank reduces: whole cache lines that no other rank shares.
 fn block(range: &Range<usize>, rank: u32, ranks: u32) -> Range<usize> {
     let each = range.len().div_ceil(ranks as usize).next_multiple_of(CACHE_LINE);
     let place = |rank: u32| range.end.min(range.start.saturating_add(each.saturating_mul(rank as usize)));

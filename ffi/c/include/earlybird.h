@@ -1,14 +1,14 @@
 /* earlybird: partial collectives, where the first process to arrive triggers and late ones are carried.
  *
- * Every call returns EB_OK or what failed; eb_last_error says more. A call does nothing if it fails, unless its comment says
- * otherwise. Handles are numbers: one that was closed, or that never was one, is an error and no crash. So is any call in a
- * child that was forked from the process that made the handle.
+ * Every call returns EB_OK or the kind of its failure; eb_last_error says more. A call that fails does nothing, unless its
+ * comment says otherwise. Handles are numbers: a handle that was closed or never existed is an error, not a crash. So is any
+ * call in a child that was forked from the process that made the handle.
  *
- * Threads: an eb_world may be used by any number of threads at once. An eb_allreduce is used by one thread at a time; a call
- * during another one returns EB_BUSY.
+ * Threads: any number of threads may use an eb_world at once. One thread at a time may use an eb_allreduce; a call during
+ * another one returns EB_BUSY.
  *
- * Structures begin with their size, which the caller sets to sizeof: a library that knows more fields, or fewer, takes what
- * both know. Set all other fields to 0, which stands for the default.
+ * Structures begin with their size, which the caller sets to sizeof. A library that knows more or fewer fields uses those
+ * that both know. Set all other fields to 0, which stands for the default.
  *
  * Times are in seconds. INFINITY waits for ever.
  */
@@ -20,15 +20,16 @@
 #include <stdint.h>
 
 /**
- * What a call returns. Numbers stay what they are, and new ones may come.
+ * What a call returns. The numbers never change; new ones may be added.
  */
 typedef enum eb_status {
   /**
-   * It is done.
+   * The call succeeded.
    */
   EB_OK = 0,
   /**
-   * The deadline passed. After eb_allreduce_wait and eb_allreduce_finish nothing is lost: call again to go on waiting.
+   * The deadline passed. After eb_allreduce_wait and eb_allreduce_finish nothing is lost: call again to continue
+   * waiting.
    */
   EB_TIMEOUT = 1,
   /**
@@ -56,11 +57,11 @@ typedef enum eb_status {
    */
   EB_TRANSPORT = 7,
   /**
-   * Less memory than is needed.
+   * The call needs more memory than is available.
    */
   EB_MEMORY = 8,
   /**
-   * The kernel lets this process lock less memory than a device is to use.
+   * The kernel lets this process lock less memory than a device needs.
    */
   EB_LOCKED_MEMORY = 9,
   /**
@@ -72,19 +73,19 @@ typedef enum eb_status {
    */
   EB_USAGE = 11,
   /**
-   * The operating system refused.
+   * The operating system returned an error.
    */
   EB_OS = 12,
   /**
-   * The wait was interrupted, which only a binding of another language in the same process does.
+   * The wait was interrupted. Only a binding of another language in the same process does that.
    */
   EB_INTERRUPTED = 13,
   /**
-   * The handle was closed, or never was one.
+   * The handle was closed, or was never a handle.
    */
   EB_HANDLE = 100,
   /**
-   * A null pointer, a size or a text that cannot be.
+   * A null pointer, or an impossible size or text.
    */
   EB_ARGUMENT = 101,
   /**
@@ -92,17 +93,17 @@ typedef enum eb_status {
    */
   EB_BUSY = 102,
   /**
-   * This is a child that was forked from the process that made the handle.
+   * This process was forked from the one that made the handle.
    */
   EB_FORKED = 103,
   /**
-   * A mistake of the library. Please report it.
+   * An error of the library. Please report it.
    */
   EB_INTERNAL = 104,
 } eb_status;
 
 /**
- * What a rank has in a round.
+ * A rank's part in a round.
  */
 typedef enum eb_part {
   /**
@@ -114,13 +115,13 @@ typedef enum eb_part {
    */
   EB_FRESH = 1,
   /**
-   * Nothing: it is the rank's last round.
+   * No contribution: it is the rank's last round.
    */
   EB_LEAVING = 2,
 } eb_part;
 
 /**
- * What is known of a failure.
+ * The details of a failure.
  */
 typedef struct eb_error {
   /**
@@ -136,17 +137,18 @@ typedef struct eb_error {
    */
   int32_t rank;
   /**
-   * The rank that the failure concerns, or -1: the dead one, the first that is missing, the one that aborted.
+   * The other rank that the failure concerns, or -1: the dead rank, the first missing rank, or the rank that
+   * aborted.
    */
   int32_t peer;
   /**
-   * One line: what failed, where, why, and what to do. Valid until the next call of this thread that fails.
+   * One line: what failed, where, why, and what to do. Valid until the next call of this thread fails.
    */
   const char *message;
 } eb_error;
 
 /**
- * How to join a world. Fields that are 0 stand for what the environment says (EARLYBIRD_FABRIC and so on).
+ * How to join a world. A field that is 0 keeps the value from the environment (EARLYBIRD_FABRIC and so on).
  */
 typedef struct eb_config {
   /**
@@ -162,7 +164,7 @@ typedef struct eb_config {
    */
   const char *provider;
   /**
-   * The secret of this job, of 16 bytes or more.
+   * The secret of this job, at least 16 bytes long.
    */
   const char *secret;
   /**
@@ -170,7 +172,7 @@ typedef struct eb_config {
    */
   const char *hw_config;
   /**
-   * The time limit of joining, and of later calls that all ranks make together without one of their own.
+   * The time limit of joining, and of later calls that all ranks make together and that have no limit of their own.
    */
   double deadline;
 } eb_config;
@@ -180,13 +182,13 @@ typedef struct eb_config {
  */
 typedef struct eb_world {
   /**
-   * A number that means nothing to a caller; 0 is no handle.
+   * An opaque number; 0 is not a handle.
    */
   uint64_t id;
 } eb_world;
 
 /**
- * What is known of a world.
+ * The properties of a world.
  */
 typedef struct eb_world_info {
   /**
@@ -198,7 +200,7 @@ typedef struct eb_world_info {
    */
   uint32_t rank;
   /**
-   * Ranks in the world.
+   * The number of ranks in the world.
    */
   uint32_t ranks;
   /**
@@ -213,7 +215,7 @@ typedef struct eb_world_info {
 } eb_world_info;
 
 /**
- * The choices of a collective, the same on all ranks. Fields that are 0 stand for the defaults. Texts are those of the
+ * The choices of a collective, the same on all ranks. A field that is 0 stands for the default. Texts are those of the
  * `earlybird` command.
  */
 typedef struct eb_allreduce_options {
@@ -222,20 +224,22 @@ typedef struct eb_allreduce_options {
    */
   size_t size;
   /**
-   * The lengths of the tensors, in elements. A contribution has them one after the other.
+   * The lengths of the tensors, in elements. A contribution holds the tensors one after the other.
    */
   const size_t *lengths;
   /**
-   * How many tensors there are.
+   * The number of tensors.
    */
   size_t tensors;
   /**
-   * The type of the elements: "f32" (the default), "f64", "f16", "bf16", "i32", "i64", "u32", "u64", "i8", "u8", "i16" or
-   * "bool" (bytes that are 0 or 1: a sum or maximum is 1 if any is, a product or minimum if all are).
+   * The type of the elements: "f32" (the default), "f64", "f16", "bf16", "i32", "i64", "u32", "u64", "i8", "u8",
+   * "i16" or "bool". The last are bytes that are 0 or 1: a sum or maximum is 1 if any is 1, a product or minimum if
+   * all are.
    */
   const char *dtype;
   /**
-   * A method by name, such as "wagma", in place of fire, absent, scale and group; these change it if they are given.
+   * A method by name, such as "wagma". It sets fire, absent, scale and group; these fields override it if they are
+   * given.
    */
   const char *preset;
   /**
@@ -259,7 +263,7 @@ typedef struct eb_allreduce_options {
    */
   const char *scale;
   /**
-   * Which ranks average with each other: "world" (the default), "butterfly=8", "arrivals=4". Others than the world need a
+   * Which ranks average with each other: "world" (the default), "butterfly=8", "arrivals=4". All but "world" need a
    * model.
    */
   const char *group;
@@ -268,36 +272,36 @@ typedef struct eb_allreduce_options {
    */
   const char *mover;
   /**
-   * The agent that carries a round out: "auto" (the default), "caller", "thread", "peer" or "provider".
+   * The agent that carries out rounds: "auto" (the default), "caller", "thread", "peer" or "provider".
    */
   const char *executor;
   /**
-   * The number of unreleased rounds that a rank may have before others wait for it; 0: 8.
+   * The maximum number of unreleased rounds of a rank, beyond which the others wait for it; 0 stands for 8.
    */
   uint32_t depth;
   /**
-   * The model that all ranks begin with, all tensors one after the other, if contributions are updates of a model.
+   * The model with which all ranks begin, all tensors one after the other, if contributions are updates of a model.
    */
   const void *model;
   /**
-   * The bytes of the model.
+   * The length of the model in bytes.
    */
   size_t model_bytes;
 } eb_allreduce_options;
 
 /**
- * A collective. Its calls come in the order eb_allreduce_contribution, eb_allreduce_arrive, eb_allreduce_wait, round after
- * round, and at the end eb_allreduce_finish and eb_allreduce_destroy.
+ * A collective. Its calls come in the order eb_allreduce_contribution, eb_allreduce_arrive, eb_allreduce_wait, round
+ * after round, and at the end eb_allreduce_finish and eb_allreduce_destroy.
  */
 typedef struct eb_allreduce {
   /**
-   * A number that means nothing to a caller; 0 is no handle.
+   * An opaque number; 0 is not a handle.
    */
   uint64_t id;
 } eb_allreduce;
 
 /**
- * The outcome of a round. It is valid until the next call with the same handle but for eb_allreduce_outcome,
+ * The outcome of a round. It is valid until the next call with the same handle, except for eb_allreduce_outcome,
  * eb_allreduce_entries and eb_allreduce_completion_fd.
  */
 typedef struct eb_outcome {
@@ -310,27 +314,27 @@ typedef struct eb_outcome {
    */
   uint64_t round;
   /**
-   * The reduced elements, all tensors one after the other. They must not be written.
+   * The reduced elements, all tensors one after the other. The caller must not write them.
    */
   const void *data;
   /**
-   * Their bytes.
+   * The length of the data in bytes.
    */
   size_t bytes;
   /**
-   * How many contributions entered the round that they were made for.
+   * The number of contributions that entered the round that they were made for.
    */
   uint32_t fresh;
   /**
-   * How many entered late.
+   * The number of contributions that entered late.
    */
   uint32_t carried;
   /**
-   * How many entries the cut has; eb_allreduce_entries gives them.
+   * The number of entries of the cut; eb_allreduce_entries returns them.
    */
   uint32_t entries;
   /**
-   * The rank that closed the round; -1 in a synchronous one.
+   * The rank that closed the round; -1 in a synchronous round.
    */
   int32_t initiator;
 } eb_outcome;
@@ -344,19 +348,19 @@ typedef struct eb_entry {
    */
   uint32_t rank;
   /**
-   * What it has in the round.
+   * The rank's part in the round.
    */
   enum eb_part part;
   /**
-   * How many rounds late that is.
+   * The number of rounds that the contribution is late.
    */
   uint64_t age;
   /**
-   * Its weight.
+   * The weight of the contribution.
    */
   uint32_t weight;
   /**
-   * 0.
+   * Reserved: 0.
    */
   uint32_t reserved;
 } eb_entry;
@@ -366,31 +370,31 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * A few words for a status; never NULL.
+ * Returns a short description of a status; never NULL.
  */
 const char *eb_strerror(int32_t status);
 
 /**
- * What is known of the last failure of a call of this thread. A call that succeeds leaves it as it is.
+ * Fills `error` with the last failure of a call of this thread. Calls that succeed do not change it.
  */
 enum eb_status eb_last_error(struct eb_error *error);
 
 /**
- * The version of the library, such as 0.1.0.
+ * Returns the version of the library, such as 0.1.0.
  */
 const char *eb_version(void);
 
 /**
- * Joins the world that the launcher's environment describes; without a launcher, a world of one rank. Returns when all ranks
- * have joined. `config` may be NULL.
+ * Joins the world that the launcher's environment describes. Without a launcher, it creates a world of one rank.
+ * Returns when all ranks have joined. `config` may be NULL.
  */
 enum eb_status eb_world_from_env(const struct eb_config *config,
                                  struct eb_world *world);
 
 /**
- * Joins a world of `ranks` ranks as `rank`, whatever the environment says: that of a group, or of a library. All ranks name the
- * same `store`, a new one for each world: unix:NAME on one machine, or tcp:HOST:PORT with a free port on the host of rank 0.
- * Returns when all ranks have joined. `config` may be NULL.
+ * Joins a world of `ranks` ranks as `rank`, whatever the environment says: for the world of a group or a library. All
+ * ranks pass the same `store`, and a new one for each world: unix:NAME on one machine, or tcp:HOST:PORT with a free
+ * port on the host of rank 0. Returns when all ranks have joined. `config` may be NULL.
  */
 enum eb_status eb_world_join(uint32_t rank,
                              uint32_t ranks,
@@ -399,11 +403,12 @@ enum eb_status eb_world_join(uint32_t rank,
                              struct eb_world *world);
 
 /**
- * A world of the ranks that pass the same `color`, in `group`. Their ranks there ascend with `key`; of the same key, with their
- * ranks in `world`. All ranks of `world` make this call, and each gets the world of its own color: one that needs none passes a
- * color that no other passes, and closes what it gets. The ranks meet through `world`, so this needs no store. The new world is
- * over shared memory where all its ranks are on one machine and the fabric was not chosen otherwise, and it outlives `world`.
- * After EB_TIMEOUT the ranks are out of step: begin a new world.
+ * Creates a world of the ranks that pass the same `color`, in `group`. Their ranks there ascend with `key`; ranks with
+ * the same key keep the order of `world`. All ranks of `world` make this call, and each gets the world of its own
+ * color. A rank that needs no new world passes a color that no other rank passes, and closes the result. The ranks
+ * meet through `world`, so they need no store. The new world uses shared memory if all its ranks are on one machine,
+ * unless another fabric was chosen. It outlives `world`. After EB_TIMEOUT the ranks are out of step: create a new
+ * world.
  */
 enum eb_status eb_world_split(struct eb_world world,
                               uint32_t color,
@@ -416,31 +421,31 @@ enum eb_status eb_world_split(struct eb_world world,
 enum eb_status eb_world_get_info(struct eb_world world, struct eb_world_info *info);
 
 /**
- * Waits until all ranks have called it. After EB_TIMEOUT the ranks are out of step: begin a new world.
+ * Blocks until all ranks have called it. After EB_TIMEOUT the ranks are out of step: create a new world.
  */
 enum eb_status eb_world_barrier(struct eb_world world,
                                 double timeout);
 
 /**
- * Makes every later call of every rank fail, with this rank and `reason` in the error. Any thread may call it; the first
- * reason stays.
+ * Makes every later call of every rank fail, with this rank and `reason` in the error. Any thread may call it; later
+ * reasons do not replace the first one.
  */
 enum eb_status eb_world_abort(struct eb_world world,
                               const char *reason);
 
 /**
- * Closes a handle. The rank leaves the world when its last collective is destroyed, too; over a network that may wait until
- * other ranks have what this one has sent.
+ * Closes a handle. The rank leaves the world when its last collective is destroyed, too. Over a network the call may
+ * wait until other ranks have received what this rank has sent.
  */
 enum eb_status eb_world_close(struct eb_world world);
 
 /**
  * Copies `bytes` bytes of rank `root` to all ranks. Returns when this rank has them.
  *
- * This and the other synchronous collectives are called by all ranks in the same order, with the same lengths, by one
- * thread of each at a time. After a failure other than EB_ARGUMENT, EB_USAGE, EB_HANDLE and EB_FORKED the ranks are out of
- * step, and later ones fail: begin a new world. Memory is the caller's, of any length; it may be NULL if it has no bytes. What is
- * read and what is written must not overlap.
+ * All ranks call this and the other synchronous collectives in the same order, with the same lengths, from one thread
+ * of each at a time. After a failure other than EB_ARGUMENT, EB_USAGE, EB_HANDLE and EB_FORKED the ranks are out of
+ * step, and later collectives fail: create a new world. Memory belongs to the caller and has any length; it may be
+ * NULL if it has no bytes. The memory that is read must not overlap the memory that is written.
  */
 enum eb_status eb_world_broadcast(struct eb_world world,
                                   void *data,
@@ -449,7 +454,8 @@ enum eb_status eb_world_broadcast(struct eb_world world,
                                   double timeout);
 
 /**
- * Gives `mine` of every rank, of `bytes` bytes, to every rank: `all` has room for those of all ranks, in their order.
+ * Gives `mine` of every rank, of `bytes` bytes, to every rank. `all` holds the blocks of all ranks, in the order of
+ * ranks.
  */
 enum eb_status eb_world_all_gather(struct eb_world world,
                                    const void *mine,
@@ -458,8 +464,8 @@ enum eb_status eb_world_all_gather(struct eb_world world,
                                    double timeout);
 
 /**
- * Gives `mine` of every rank, of `bytes` bytes, to rank `root`, whose `all` has room for those of all ranks. Other ranks pass
- * NULL for `all`.
+ * Gives `mine` of every rank, of `bytes` bytes, to rank `root`, whose `all` holds the blocks of all ranks, in their
+ * order. Other ranks pass NULL for `all`.
  */
 enum eb_status eb_world_gather(struct eb_world world,
                                const void *mine,
@@ -469,7 +475,8 @@ enum eb_status eb_world_gather(struct eb_world world,
                                double timeout);
 
 /**
- * Cuts `all` of rank `root` into blocks of `bytes` bytes, and gives rank i block i in `mine`. Other ranks pass NULL for `all`.
+ * Cuts `all` of rank `root` into blocks of `bytes` bytes, and copies block i into `mine` of rank i. Other ranks pass
+ * NULL for `all`.
  */
 enum eb_status eb_world_scatter(struct eb_world world,
                                 const void *all,
@@ -479,7 +486,8 @@ enum eb_status eb_world_scatter(struct eb_world world,
                                 double timeout);
 
 /**
- * Gives block i of `sent` of each rank to rank i, which has it in `received`, in the order of ranks. Blocks have `bytes` bytes.
+ * Gives block i of each rank's `sent` to rank i, whose `received` holds the blocks in the order of the ranks that sent
+ * them. Blocks have `bytes` bytes.
  */
 enum eb_status eb_world_all_to_all(struct eb_world world,
                                    const void *sent,
@@ -488,8 +496,9 @@ enum eb_status eb_world_all_to_all(struct eb_world world,
                                    double timeout);
 
 /**
- * As eb_world_all_to_all, with blocks of any lengths: `sent_bytes[i]` bytes go to rank i, and `received_bytes[i]` come from it, as
- * that rank has said. Both arrays have an element for each rank.
+ * As eb_world_all_to_all, with blocks of any lengths. This rank sends `sent_bytes[i]` bytes to rank i, and receives
+ * `received_bytes[i]` bytes from it. Each rank must pass the lengths that the others send to it. Both arrays have an
+ * element for each rank.
  */
 enum eb_status eb_world_all_to_all_of(struct eb_world world,
                                       const void *sent,
@@ -499,9 +508,9 @@ enum eb_status eb_world_all_to_all_of(struct eb_world world,
                                       double timeout);
 
 /**
- * Reduces `data` of all ranks, element by element, and leaves the result in it on every rank. `dtype` and `reduce` are the
- * texts of eb_allreduce_options, and `reduce` may be "mean", too; NULL stands for "f32" and "sum". Elements are reduced in
- * the order of ranks: all ranks have the same bits.
+ * Reduces `data` of all ranks, element by element, and writes the result to `data` on every rank. `dtype` and `reduce`
+ * are the texts of eb_allreduce_options, and `reduce` may also be "mean"; NULL stands for "f32" and "sum". Elements
+ * are reduced in the order of ranks, so all ranks get the same bits.
  */
 enum eb_status eb_world_all_reduce(struct eb_world world,
                                    void *data,
@@ -511,7 +520,8 @@ enum eb_status eb_world_all_reduce(struct eb_world world,
                                    double timeout);
 
 /**
- * Reduces `mine` of all ranks, of `count` elements. Rank `root` has the result in `result`; other ranks pass NULL for it.
+ * Reduces `mine` of all ranks, of `count` elements, and writes the result to `result` of rank `root`. Other ranks pass
+ * NULL for `result`.
  */
 enum eb_status eb_world_reduce(struct eb_world world,
                                const void *mine,
@@ -523,8 +533,8 @@ enum eb_status eb_world_reduce(struct eb_world world,
                                double timeout);
 
 /**
- * Reduces `all` of all ranks, and gives rank i block i of the result in `mine`. Blocks have `count` elements, and `all` has a
- * block for each rank.
+ * Reduces `all` of all ranks, element by element, and writes block i of the result to `mine` of rank i. Blocks have
+ * `count` elements, and `all` has a block for each rank.
  */
 enum eb_status eb_world_reduce_scatter(struct eb_world world,
                                        const void *all,
@@ -535,16 +545,16 @@ enum eb_status eb_world_reduce_scatter(struct eb_world world,
                                        double timeout);
 
 /**
- * Prepares messages, at a time that the program chooses: all ranks must call this, or make their first message, at the same
- * place in the order of their collective calls.
+ * Prepares messages at a time that the program chooses. All ranks must call it, or make their first message, at the
+ * same point in the order of their collective calls.
  */
 enum eb_status eb_world_open_messages(struct eb_world world,
                                       double timeout);
 
 /**
- * Sends `bytes` bytes to rank `to`. Returns when `data` may change. Messages with one tag from one rank to another arrive in
- * the order in which they were sent. Any threads may send and receive at the same time. Two ranks that send each other more
- * than two slots hold, of 64 KiB at most, before they receive wait for each other.
+ * Sends `bytes` bytes to rank `to`. Returns when `data` may change. Messages with one tag from one rank to another
+ * arrive in the order in which they were sent. Any threads may send and receive at the same time. If two ranks send
+ * each other more than two slots hold (64 KiB at most each) before they receive, they wait for each other.
  */
 enum eb_status eb_world_send(struct eb_world world,
                              const void *data,
@@ -554,8 +564,8 @@ enum eb_status eb_world_send(struct eb_world world,
                              double timeout);
 
 /**
- * Receives a message of rank `from`, which must have `bytes` bytes. After EB_TIMEOUT with no part of the message moved
- * nothing is lost: call again to go on waiting.
+ * Receives a message of `bytes` bytes from rank `from`. If no part of the message has moved at EB_TIMEOUT, nothing is
+ * lost: call again to continue waiting.
  */
 enum eb_status eb_world_receive(struct eb_world world,
                                 void *data,
@@ -565,7 +575,7 @@ enum eb_status eb_world_receive(struct eb_world world,
                                 double timeout);
 
 /**
- * As eb_world_receive, of whichever rank has a message with this tag; `from` says which. `from` may be NULL.
+ * As eb_world_receive, but from any rank that has a message with this tag. `from` returns the rank, and may be NULL.
  */
 enum eb_status eb_world_receive_any(struct eb_world world,
                                     void *data,
@@ -575,15 +585,16 @@ enum eb_status eb_world_receive_any(struct eb_world world,
                                     double timeout);
 
 /**
- * Creates a collective. All ranks call it, in the same order as their other collective calls, within the world's deadline.
+ * Creates a collective. All ranks call it, in the same order as their other collective calls, within the world's
+ * deadline. Returns when all ranks have called it.
  */
 enum eb_status eb_allreduce_create(struct eb_world world,
                                    const struct eb_allreduce_options *options,
                                    struct eb_allreduce *allreduce);
 
 /**
- * The memory of the next contribution: registered, and with the content of an earlier one. It may be written until
- * eb_allreduce_arrive, and not from then on.
+ * Returns the memory of the next contribution: registered, and with the content of an earlier contribution. The caller
+ * may write it until eb_allreduce_arrive, and not afterwards.
  */
 enum eb_status eb_allreduce_contribution(struct eb_allreduce allreduce,
                                          void **data,
@@ -595,33 +606,34 @@ enum eb_status eb_allreduce_contribution(struct eb_allreduce allreduce,
 enum eb_status eb_allreduce_weigh(struct eb_allreduce allreduce, uint16_t weight);
 
 /**
- * Hands the contribution in and returns at once.
+ * Hands in the contribution and returns at once.
  */
 enum eb_status eb_allreduce_arrive(struct eb_allreduce allreduce);
 
 /**
- * Waits for the outcome of the last arrival, and gives the number of outcomes: 1, and more if rounds were missed. After
- * EB_TIMEOUT nothing is lost: call again.
+ * Waits for the outcome of the last arrival, and returns the number of outcomes: 1, or more if rounds were missed.
+ * After EB_TIMEOUT nothing is lost: call again.
  */
 enum eb_status eb_allreduce_wait(struct eb_allreduce allreduce,
                                  double timeout,
                                  size_t *outcomes);
 
 /**
- * As eb_allreduce_wait without waiting: gives 0 if the outcome is not there yet.
+ * As eb_allreduce_wait, without blocking: returns 0 outcomes if the outcome is not available yet.
  */
 enum eb_status eb_allreduce_try_wait(struct eb_allreduce allreduce, size_t *outcomes);
 
 /**
- * One of the outcomes that the last eb_allreduce_wait or eb_allreduce_try_wait gave, from 0 on, the oldest first.
+ * Returns one of the outcomes of the last eb_allreduce_wait, eb_allreduce_try_wait or eb_allreduce_leave, counted from 0,
+ * oldest first.
  */
 enum eb_status eb_allreduce_outcome(struct eb_allreduce allreduce,
                                     size_t index,
                                     struct eb_outcome *outcome);
 
 /**
- * The entries of an outcome's cut, in the order of reduction: at most `capacity` of them are written. `count` gets the number
- * that there are, and may be NULL.
+ * Writes the entries of an outcome's cut, in the order of reduction, but at most `capacity` of them. `count` gets the
+ * number of all entries, and may be NULL.
  */
 enum eb_status eb_allreduce_entries(struct eb_allreduce allreduce,
                                     size_t index,
@@ -630,36 +642,36 @@ enum eb_status eb_allreduce_entries(struct eb_allreduce allreduce,
                                     size_t *count);
 
 /**
- * Releases the outcomes: their memory may be used again. The next eb_allreduce_contribution or eb_allreduce_arrive does so,
- * too.
+ * Releases the outcomes, so that their memory may be used again. The next eb_allreduce_contribution or
+ * eb_allreduce_arrive does so, too.
  */
 enum eb_status eb_allreduce_release(struct eb_allreduce allreduce);
 
 /**
- * A descriptor that is readable when eb_allreduce_try_wait would give outcomes or fail: for poll(2) and event loops. It needs the
- * executor "thread". It belongs to the collective: do not read, write or close it.
+ * Returns a descriptor that is readable when eb_allreduce_try_wait would return outcomes or fail: for poll(2) and event
+ * loops. It needs the executor "thread". The descriptor belongs to the collective: do not read, write or close it.
  */
 enum eb_status eb_allreduce_completion_fd(struct eb_allreduce allreduce,
                                           int *fd);
 
 /**
- * Leaves as eb_allreduce_finish, a part of the way: gives the number of outcomes that were not taken, and 0 once this rank has
- * left. Call it until then, and read the outcomes in between: together they have all that this rank contributed. After
- * EB_TIMEOUT, call again.
+ * Leaves like eb_allreduce_finish, step by step: returns the number of outcomes that were not taken, and 0 once this
+ * rank has left. Call it until then, and read the outcomes in between: together they hold all that this rank
+ * contributed. After EB_TIMEOUT, call again.
  */
 enum eb_status eb_allreduce_leave(struct eb_allreduce allreduce,
                                   double timeout,
                                   size_t *outcomes);
 
 /**
- * Leaves in good order: what is carried enters a round, and the other ranks no longer count on this one. Outcomes that were
- * not taken are dropped; eb_allreduce_leave gives them. After EB_TIMEOUT, call again.
+ * Leaves in good order: what is carried enters a round, and the other ranks no longer depend on this one. Drops
+ * outcomes that were not taken; eb_allreduce_leave returns them. After EB_TIMEOUT, call again.
  */
 enum eb_status eb_allreduce_finish(struct eb_allreduce allreduce,
                                    double timeout);
 
 /**
- * Destroys a collective. If it was not finished, the job is aborted, because the others would wait for this rank.
+ * Destroys a collective. If it was not finished, this aborts the job, because the others would wait for this rank.
  */
 enum eb_status eb_allreduce_destroy(struct eb_allreduce allreduce);
 

@@ -13,18 +13,18 @@ use crate::input::{Structure, array, check_place, choice, give, give_structure, 
 use crate::status::{Failure, eb_status};
 use crate::world::{WORLDS, eb_world};
 
-/// A collective. Its calls come in the order eb_allreduce_contribution, eb_allreduce_arrive, eb_allreduce_wait, round after
-/// round, and at the end eb_allreduce_finish and eb_allreduce_destroy.
+/// A collective. Its calls come in the order eb_allreduce_contribution, eb_allreduce_arrive, eb_allreduce_wait, round
+/// after round, and at the end eb_allreduce_finish and eb_allreduce_destroy.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct eb_allreduce {
-    /// A number that means nothing to a caller; 0 is no handle.
+    /// An opaque number; 0 is not a handle.
     pub id: u64,
 }
 
 struct Sum {
     sum: Allreduce<u8>,
-    /// The rounds of the outcomes that the caller has.
+    /// The rounds whose outcomes the caller holds.
     rounds: RangeInclusive<u64>,
 }
 
@@ -33,21 +33,23 @@ static SUMS: Handles<Mutex<Sum>> = Handles::new("allreduce", 2);
 /// No rounds.
 const NONE: RangeInclusive<u64> = RangeInclusive::new(1, 0);
 
-/// The choices of a collective, the same on all ranks. Fields that are 0 stand for the defaults. Texts are those of the
+/// The choices of a collective, the same on all ranks. A field that is 0 stands for the default. Texts are those of the
 /// `earlybird` command.
 #[derive(Debug)]
 #[repr(C)]
 pub struct eb_allreduce_options {
     /// sizeof(eb_allreduce_options), set by the caller.
     pub size: usize,
-    /// The lengths of the tensors, in elements. A contribution has them one after the other.
+    /// The lengths of the tensors, in elements. A contribution holds the tensors one after the other.
     pub lengths: *const usize,
-    /// How many tensors there are.
+    /// The number of tensors.
     pub tensors: usize,
-    /// The type of the elements: "f32" (the default), "f64", "f16", "bf16", "i32", "i64", "u32", "u64", "i8", "u8", "i16" or
-    /// "bool" (bytes that are 0 or 1: a sum or maximum is 1 if any is, a product or minimum if all are).
+    /// The type of the elements: "f32" (the default), "f64", "f16", "bf16", "i32", "i64", "u32", "u64", "i8", "u8",
+    /// "i16" or "bool". The last are bytes that are 0 or 1: a sum or maximum is 1 if any is 1, a product or minimum if
+    /// all are.
     pub dtype: *const c_char,
-    /// A method by name, such as "wagma", in place of fire, absent, scale and group; these change it if they are given.
+    /// A method by name, such as "wagma". It sets fire, absent, scale and group; these fields override it if they are
+    /// given.
     pub preset: *const c_char,
     /// When a round fires: "all" (the default), "solo", "majority", "quorum=5", with options such as "quorum=5,deadline=2ms".
     pub fire: *const c_char,
@@ -59,25 +61,25 @@ pub struct eb_allreduce_options {
     pub reduce: *const c_char,
     /// The divisor of the sum: "sum" (the default, none), "world", "contributions", "weights".
     pub scale: *const c_char,
-    /// Which ranks average with each other: "world" (the default), "butterfly=8", "arrivals=4". Others than the world need a
+    /// Which ranks average with each other: "world" (the default), "butterfly=8", "arrivals=4". All but "world" need a
     /// model.
     pub group: *const c_char,
     /// How data moves: "auto" (the default), "cut" or "tree".
     pub mover: *const c_char,
-    /// The agent that carries a round out: "auto" (the default), "caller", "thread", "peer" or "provider".
+    /// The agent that carries out rounds: "auto" (the default), "caller", "thread", "peer" or "provider".
     pub executor: *const c_char,
-    /// The number of unreleased rounds that a rank may have before others wait for it; 0: 8.
+    /// The maximum number of unreleased rounds of a rank, beyond which the others wait for it; 0 stands for 8.
     pub depth: u32,
-    /// The model that all ranks begin with, all tensors one after the other, if contributions are updates of a model.
+    /// The model with which all ranks begin, all tensors one after the other, if contributions are updates of a model.
     pub model: *const c_void,
-    /// The bytes of the model.
+    /// The length of the model in bytes.
     pub model_bytes: usize,
 }
 
 // SAFETY: `repr(C)`, the size first; the other fields are numbers and pointers.
 unsafe impl Structure for eb_allreduce_options {}
 
-/// The outcome of a round. It is valid until the next call with the same handle but for eb_allreduce_outcome,
+/// The outcome of a round. It is valid until the next call with the same handle, except for eb_allreduce_outcome,
 /// eb_allreduce_entries and eb_allreduce_completion_fd.
 #[derive(Debug)]
 #[repr(C)]
@@ -86,24 +88,24 @@ pub struct eb_outcome {
     pub size: usize,
     /// The round, counted from 1.
     pub round: u64,
-    /// The reduced elements, all tensors one after the other. They must not be written.
+    /// The reduced elements, all tensors one after the other. The caller must not write them.
     pub data: *const c_void,
-    /// Their bytes.
+    /// The length of the data in bytes.
     pub bytes: usize,
-    /// How many contributions entered the round that they were made for.
+    /// The number of contributions that entered the round that they were made for.
     pub fresh: u32,
-    /// How many entered late.
+    /// The number of contributions that entered late.
     pub carried: u32,
-    /// How many entries the cut has; eb_allreduce_entries gives them.
+    /// The number of entries of the cut; eb_allreduce_entries returns them.
     pub entries: u32,
-    /// The rank that closed the round; -1 in a synchronous one.
+    /// The rank that closed the round; -1 in a synchronous round.
     pub initiator: i32,
 }
 
 // SAFETY: `repr(C)`, the size first; the other fields are numbers and a pointer.
 unsafe impl Structure for eb_outcome {}
 
-/// What a rank has in a round.
+/// A rank's part in a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub enum eb_part {
@@ -111,7 +113,7 @@ pub enum eb_part {
     EB_CARRIED = 0,
     /// A contribution that was made for this round.
     EB_FRESH = 1,
-    /// Nothing: it is the rank's last round.
+    /// No contribution: it is the rank's last round.
     EB_LEAVING = 2,
 }
 
@@ -121,17 +123,17 @@ pub enum eb_part {
 pub struct eb_entry {
     /// The rank.
     pub rank: u32,
-    /// What it has in the round.
+    /// The rank's part in the round.
     pub part: eb_part,
-    /// How many rounds late that is.
+    /// The number of rounds that the contribution is late.
     pub age: u64,
-    /// Its weight.
+    /// The weight of the contribution.
     pub weight: u32,
-    /// 0.
+    /// Reserved: 0.
     pub reserved: u32,
 }
 
-/// Makes a call with a collective that no other thread uses.
+/// Makes a call with a collective; fails if another thread uses it.
 fn with(handle: eb_allreduce, body: impl FnOnce(&mut Sum) -> Result<(), Failure>) -> eb_status {
     call(|| {
         let sum = SUMS.get(handle.id)?;
@@ -146,7 +148,8 @@ fn with(handle: eb_allreduce, body: impl FnOnce(&mut Sum) -> Result<(), Failure>
     })
 }
 
-/// Creates a collective. All ranks call it, in the same order as their other collective calls, within the world's deadline.
+/// Creates a collective. All ranks call it, in the same order as their other collective calls, within the world's
+/// deadline. Returns when all ranks have called it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eb_allreduce_create(
     world: eb_world,
@@ -156,8 +159,8 @@ pub unsafe extern "C" fn eb_allreduce_create(
     call(|| {
         check_place(allreduce, "allreduce")?;
         let joined = WORLDS.get(world.id)?;
-        // SAFETY: the caller gives a structure of the size that it says, with texts or NULL, and arrays of the lengths that
-        // it says.
+        // SAFETY: the caller passes a structure of the size that it states, with texts or NULL, and arrays of the
+        // lengths that it states.
         let (options, lengths, model) = unsafe {
             let options = take_structure(options, "options")?;
             let lengths = array(options.lengths, options.tensors, "options.lengths")?;
@@ -168,7 +171,7 @@ pub unsafe extern "C" fn eb_allreduce_create(
         let sum = unsafe {
             let dtype = choice::<Dtype>(options.dtype, "options.dtype")?.unwrap_or(Dtype::F32);
             let mut builder = joined.world.allreduce_bytes(dtype, lengths);
-            // The preset first: what follows changes it.
+            // The preset comes first, because the later choices change it.
             for (name, given) in [
                 ("preset", options.preset),
                 ("fire", options.fire),
@@ -193,13 +196,13 @@ pub unsafe extern "C" fn eb_allreduce_create(
             builder.build()?
         };
         let id = SUMS.add(Mutex::new(Sum { sum, rounds: NONE }));
-        // SAFETY: the caller gives a place for one.
+        // SAFETY: the caller passes memory for one.
         unsafe { give(allreduce, eb_allreduce { id }, "allreduce") }
     })
 }
 
-/// The memory of the next contribution: registered, and with the content of an earlier one. It may be written until
-/// eb_allreduce_arrive, and not from then on.
+/// Returns the memory of the next contribution: registered, and with the content of an earlier contribution. The caller
+/// may write it until eb_allreduce_arrive, and not afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eb_allreduce_contribution(
     allreduce: eb_allreduce,
@@ -210,7 +213,7 @@ pub unsafe extern "C" fn eb_allreduce_contribution(
         check_place(data, "data")?;
         *rounds = NONE;
         let contribution = sum.contribution()?;
-        // SAFETY: the caller gives places for both; the second one may be NULL.
+        // SAFETY: the caller passes memory for both; the second pointer may be NULL.
         unsafe {
             if !bytes.is_null() {
                 give(bytes, contribution.len(), "bytes")?;
@@ -226,7 +229,7 @@ pub extern "C" fn eb_allreduce_weigh(allreduce: eb_allreduce, weight: u16) -> eb
     with(allreduce, |Sum { sum, .. }| Ok(sum.weigh(weight)?))
 }
 
-/// Hands the contribution in and returns at once.
+/// Hands in the contribution and returns at once.
 #[unsafe(no_mangle)]
 pub extern "C" fn eb_allreduce_arrive(allreduce: eb_allreduce) -> eb_status {
     with(allreduce, |Sum { sum, rounds }| {
@@ -235,8 +238,8 @@ pub extern "C" fn eb_allreduce_arrive(allreduce: eb_allreduce) -> eb_status {
     })
 }
 
-/// Waits for the outcome of the last arrival, and gives the number of outcomes: 1, and more if rounds were missed. After
-/// EB_TIMEOUT nothing is lost: call again.
+/// Waits for the outcome of the last arrival, and returns the number of outcomes: 1, or more if rounds were missed.
+/// After EB_TIMEOUT nothing is lost: call again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eb_allreduce_wait(allreduce: eb_allreduce, timeout: f64, outcomes: *mut usize) -> eb_status {
     with(allreduce, |Sum { sum, rounds }| {
@@ -245,12 +248,12 @@ pub unsafe extern "C" fn eb_allreduce_wait(allreduce: eb_allreduce, timeout: f64
         let taken = sum.wait(timeout).map(|taken| (taken.len(), taken.keep()));
         let (count, taken) = taken.inspect_err(|_| forget_released(sum, rounds))?;
         *rounds = taken;
-        // SAFETY: the caller gives a place for it.
+        // SAFETY: the caller passes memory for it.
         unsafe { give(outcomes, count, "outcomes") }
     })
 }
 
-/// As eb_allreduce_wait without waiting: gives 0 if the outcome is not there yet.
+/// As eb_allreduce_wait, without blocking: returns 0 outcomes if the outcome is not available yet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eb_allreduce_try_wait(allreduce: eb_allreduce, outcomes: *mut usize) -> eb_status {
     with(allreduce, |Sum { sum, rounds }| {
@@ -258,12 +261,13 @@ pub unsafe extern "C" fn eb_allreduce_try_wait(allreduce: eb_allreduce, outcomes
         let taken = sum.try_wait().map(|taken| taken.map_or((0, NONE), |taken| (taken.len(), taken.keep())));
         let (count, taken) = taken.inspect_err(|_| forget_released(sum, rounds))?;
         *rounds = taken;
-        // SAFETY: the caller gives a place for it.
+        // SAFETY: the caller passes memory for it.
         unsafe { give(outcomes, count, "outcomes") }
     })
 }
 
-/// One of the outcomes that the last eb_allreduce_wait or eb_allreduce_try_wait gave, from 0 on, the oldest first.
+/// Returns one of the outcomes of the last eb_allreduce_wait, eb_allreduce_try_wait or eb_allreduce_leave, counted from 0,
+/// oldest first.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eb_allreduce_outcome(
     allreduce: eb_allreduce,
@@ -284,13 +288,13 @@ pub unsafe extern "C" fn eb_allreduce_outcome(
             entries: cut.entries().len() as u32,
             initiator: cut.initiator().and_then(|rank| i32::try_from(rank).ok()).unwrap_or(-1),
         };
-        // SAFETY: the caller gives NULL or a structure of the size that it says.
+        // SAFETY: the caller passes NULL or a structure of the size that it states.
         unsafe { give_structure(outcome, filled, "outcome") }
     })
 }
 
-/// The entries of an outcome's cut, in the order of reduction: at most `capacity` of them are written. `count` gets the number
-/// that there are, and may be NULL.
+/// Writes the entries of an outcome's cut, in the order of reduction, but at most `capacity` of them. `count` gets the
+/// number of all entries, and may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eb_allreduce_entries(
     allreduce: eb_allreduce,
@@ -311,19 +315,19 @@ pub unsafe extern "C" fn eb_allreduce_entries(
                 Part::Leaving => eb_part::EB_LEAVING,
             };
             let given = eb_entry { rank: entry.rank, part, age: entry.age, weight: entry.weight.into(), reserved: 0 };
-            // SAFETY: the caller gives places for `capacity` entries, and this is one of the first so many.
+            // SAFETY: the caller passes memory for `capacity` entries, and this is one of them.
             unsafe { entries.add(place).write(given) };
         }
         if count.is_null() {
             return Ok(());
         }
-        // SAFETY: the caller gives a place for it.
+        // SAFETY: the caller passes memory for it.
         unsafe { give(count, found.cut().entries().len(), "count") }
     })
 }
 
-/// Releases the outcomes: their memory may be used again. The next eb_allreduce_contribution or eb_allreduce_arrive does so,
-/// too.
+/// Releases the outcomes, so that their memory may be used again. The next eb_allreduce_contribution or
+/// eb_allreduce_arrive does so, too.
 #[unsafe(no_mangle)]
 pub extern "C" fn eb_allreduce_release(allreduce: eb_allreduce) -> eb_status {
     with(allreduce, |Sum { sum, rounds }| {
@@ -333,21 +337,21 @@ pub extern "C" fn eb_allreduce_release(allreduce: eb_allreduce) -> eb_status {
     })
 }
 
-/// A descriptor that is readable when eb_allreduce_try_wait would give outcomes or fail: for poll(2) and event loops. It needs the
-/// executor "thread". It belongs to the collective: do not read, write or close it.
+/// Returns a descriptor that is readable when eb_allreduce_try_wait would return outcomes or fail: for poll(2) and event
+/// loops. It needs the executor "thread". The descriptor belongs to the collective: do not read, write or close it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eb_allreduce_completion_fd(allreduce: eb_allreduce, fd: *mut c_int) -> eb_status {
     with(allreduce, |Sum { sum, .. }| {
         check_place(fd, "fd")?;
         let descriptor = sum.completion()?.as_raw_fd();
-        // SAFETY: the caller gives a place for it.
+        // SAFETY: the caller passes memory for it.
         unsafe { give(fd, descriptor, "fd") }
     })
 }
 
-/// Leaves as eb_allreduce_finish, a part of the way: gives the number of outcomes that were not taken, and 0 once this rank has
-/// left. Call it until then, and read the outcomes in between: together they have all that this rank contributed. After
-/// EB_TIMEOUT, call again.
+/// Leaves like eb_allreduce_finish, step by step: returns the number of outcomes that were not taken, and 0 once this
+/// rank has left. Call it until then, and read the outcomes in between: together they hold all that this rank
+/// contributed. After EB_TIMEOUT, call again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eb_allreduce_leave(allreduce: eb_allreduce, timeout: f64, outcomes: *mut usize) -> eb_status {
     with(allreduce, |Sum { sum, rounds }| {
@@ -356,13 +360,13 @@ pub unsafe extern "C" fn eb_allreduce_leave(allreduce: eb_allreduce, timeout: f6
         let taken = sum.leave(timeout).map(|taken| taken.map_or((0, NONE), |taken| (taken.len(), taken.keep())));
         let (count, taken) = taken.inspect_err(|_| forget_released(sum, rounds))?;
         *rounds = taken;
-        // SAFETY: the caller gives a place for it.
+        // SAFETY: the caller passes memory for it.
         unsafe { give(outcomes, count, "outcomes") }
     })
 }
 
-/// Leaves in good order: what is carried enters a round, and the other ranks no longer count on this one. Outcomes that were
-/// not taken are dropped; eb_allreduce_leave gives them. After EB_TIMEOUT, call again.
+/// Leaves in good order: what is carried enters a round, and the other ranks no longer depend on this one. Drops
+/// outcomes that were not taken; eb_allreduce_leave returns them. After EB_TIMEOUT, call again.
 #[unsafe(no_mangle)]
 pub extern "C" fn eb_allreduce_finish(allreduce: eb_allreduce, timeout: f64) -> eb_status {
     with(allreduce, |Sum { sum, rounds }| {
@@ -373,7 +377,7 @@ pub extern "C" fn eb_allreduce_finish(allreduce: eb_allreduce, timeout: f64) -> 
     })
 }
 
-/// Destroys a collective. If it was not finished, the job is aborted, because the others would wait for this rank.
+/// Destroys a collective. If it was not finished, this aborts the job, because the others would wait for this rank.
 #[unsafe(no_mangle)]
 pub extern "C" fn eb_allreduce_destroy(allreduce: eb_allreduce) -> eb_status {
     call(|| {
@@ -385,7 +389,7 @@ pub extern "C" fn eb_allreduce_destroy(allreduce: eb_allreduce) -> eb_status {
     })
 }
 
-/// A call that was refused has released nothing; one that failed later has.
+/// Forgets the outcomes if a call released them: a refused call has released nothing; a call that failed later has.
 fn forget_released(sum: &Allreduce<u8>, rounds: &mut RangeInclusive<u64>) {
     if sum.kept(*rounds.start()).is_none() {
         *rounds = NONE;

@@ -1,4 +1,4 @@
-//! What more there is to say of a failure.
+//! The details of a failure.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::input::{self, Structure};
 use crate::status::{Failure, eb_status, eb_status::*};
 
-/// What is known of a failure.
+/// The details of a failure.
 #[derive(Debug)]
 #[repr(C)]
 pub struct eb_error {
@@ -17,9 +17,10 @@ pub struct eb_error {
     pub status: eb_status,
     /// The rank that reports, or -1.
     pub rank: i32,
-    /// The rank that the failure concerns, or -1: the dead one, the first that is missing, the one that aborted.
+    /// The other rank that the failure concerns, or -1: the dead rank, the first missing rank, or the rank that
+    /// aborted.
     pub peer: i32,
-    /// One line: what failed, where, why, and what to do. Valid until the next call of this thread that fails.
+    /// One line: what failed, where, why, and what to do. Valid until the next call of this thread fails.
     pub message: *const c_char,
 }
 
@@ -37,7 +38,7 @@ thread_local! {
     static LAST: RefCell<Last> = const { RefCell::new(Last { status: EB_OK, rank: -1, peer: -1, message: None }) };
 }
 
-/// Makes a call: its failure becomes the last error of this thread.
+/// Makes a call, and records its failure as the last error of this thread.
 pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> eb_status {
     let ended = catch_unwind(AssertUnwindSafe(body));
     let failure = match ended {
@@ -52,21 +53,21 @@ pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> eb_status {
     status
 }
 
-/// What is known of the last failure of a call of this thread. A call that succeeds leaves it as it is.
+/// Fills `error` with the last failure of a call of this thread. Calls that succeed do not change it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eb_last_error(error: *mut eb_error) -> eb_status {
-    // Not by way of `call`, which would replace what is asked for.
+    // Does not use `call`, which would replace the error that is asked for.
     LAST.with(|last| {
         let last = last.borrow();
         let Last { status, rank, peer, ref message } = *last;
         let message = message.as_deref().unwrap_or_default().as_ptr();
         let filled = eb_error { size: 0, status, rank, peer, message };
-        // SAFETY: the caller gives NULL or a structure of the size that it says.
+        // SAFETY: the caller passes NULL or a structure of the size that it states.
         if unsafe { input::give_structure(error, filled, "error") }.is_err() { EB_ARGUMENT } else { EB_OK }
     })
 }
 
-/// The version of the library, such as 0.1.0.
+/// Returns the version of the library, such as 0.1.0.
 #[unsafe(no_mangle)]
 pub extern "C" fn eb_version() -> *const c_char {
     const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");

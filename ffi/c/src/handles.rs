@@ -1,8 +1,8 @@
-//! Handles as numbers: what they stand for is looked up, so a wrong one is an error.
+//! Handles as numbers. Each number is looked up, so a wrong one is an error.
 //!
-//! A number has the place in a table, how often the place was used, and the generation of the process. So a handle that was
-//! closed is not taken for one that came later, and a forked child finds none of its parent's: it does not even touch the
-//! locks of these, which may be held for ever there.
+//! A number contains an index in a table, a count of how often that index was used, and the generation of the process.
+//! So a closed handle is not mistaken for a later one, and a forked child finds none of its parent's handles. It does
+//! not even touch their locks, which may be held for ever there.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,14 +11,14 @@ use parking_lot::RwLock;
 
 use crate::status::{Failure, eb_status};
 
-/// Processes of so many generations have tables of their own.
+/// The number of process generations with tables of their own.
 const GENERATIONS: usize = 256;
 
-/// The objects of a kind.
+/// The objects of one kind.
 pub(crate) struct Handles<T: 'static> {
-    /// What they are called.
+    /// The name of the kind, in errors.
     name: &'static str,
-    /// Tells kinds apart, below 8.
+    /// A number below 8 that tells kinds apart.
     kind: u64,
     tables: [OnceLock<RwLock<Vec<Place<T>>>>; GENERATIONS],
 }
@@ -28,7 +28,7 @@ struct Place<T> {
     object: Option<Arc<T>>,
 }
 
-/// A handle, taken apart: generation of the process (8 bits), kind (3), uses of the place (21), place (32), from 1.
+/// The parts of a handle: generation of the process (8 bits), kind (3), uses of the index (21), index (32), from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Parts {
     generation: usize,
@@ -59,7 +59,7 @@ impl<T> Handles<T> {
         fork::generation() as usize % GENERATIONS
     }
 
-    /// A new handle.
+    /// Adds an object and returns its handle.
     pub(crate) fn add(&self, object: T) -> u64 {
         let generation = Self::here();
         let mut table = self.tables[generation].get_or_init(RwLock::default).write();
@@ -74,7 +74,7 @@ impl<T> Handles<T> {
         Parts { generation, kind: self.kind, uses, place }.id()
     }
 
-    /// What a handle stands for.
+    /// Returns the object of a handle.
     pub(crate) fn get(&self, id: u64) -> Result<Arc<T>, Failure> {
         let parts = self.own(id)?;
         let table = self.tables[parts.generation].get().map(RwLock::read);
@@ -82,7 +82,7 @@ impl<T> Handles<T> {
         object.ok_or_else(|| self.unknown())
     }
 
-    /// The same, and the handle stands for nothing from now on.
+    /// Removes the object of a handle and returns it; the handle is invalid from now on.
     pub(crate) fn remove(&self, id: u64) -> Result<Arc<T>, Failure> {
         let parts = self.own(id)?;
         let mut table = self.tables[parts.generation].get().map(RwLock::write);
@@ -91,7 +91,7 @@ impl<T> Handles<T> {
         used.and_then(|place| place.object.take()).ok_or_else(|| self.unknown())
     }
 
-    /// A handle of this kind and process.
+    /// Returns the parts of a handle, if it is of this kind and process.
     fn own(&self, id: u64) -> Result<Parts, Failure> {
         let parts = Parts::of(id);
         if parts.kind != self.kind || parts.place == 0 || parts.uses == 0 {

@@ -1,7 +1,8 @@
-//! earlybird for C: opaque handles, status codes, structures with a size. `include/earlybird.h` is made of these sources.
+//! earlybird for C: opaque handles, status codes, and structures that state their size. `cargo xtask header` generates
+//! `include/earlybird.h` from these sources.
 //!
-//! No call trusts its caller: handles are looked up, null pointers and sizes are checked, a panic becomes a status, and a
-//! forked child is told apart. What cannot be checked is that other pointers point to what they say.
+//! No call trusts its caller. Handles are looked up, null pointers and sizes are checked, a panic becomes a status, and
+//! a forked child is detected. Only this cannot be checked: that other pointers point to what the caller says.
 #![allow(unsafe_code)]
 #![allow(non_camel_case_types, reason = "the names are those of C")]
 #![allow(clippy::missing_safety_doc, reason = "each function has what it asks of its caller in the header's words")]

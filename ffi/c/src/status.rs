@@ -4,13 +4,14 @@ use std::ffi::{CStr, c_char};
 
 use earlybird::{Error, ErrorKind};
 
-/// What a call returns. Numbers stay what they are, and new ones may come.
+/// What a call returns. The numbers never change; new ones may be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub enum eb_status {
-    /// It is done.
+    /// The call succeeded.
     EB_OK = 0,
-    /// The deadline passed. After eb_allreduce_wait and eb_allreduce_finish nothing is lost: call again to go on waiting.
+    /// The deadline passed. After eb_allreduce_wait and eb_allreduce_finish nothing is lost: call again to continue
+    /// waiting.
     EB_TIMEOUT = 1,
     /// A process ended without leaving its collectives. Every later call fails the same way.
     EB_PEER_DIED = 2,
@@ -24,27 +25,27 @@ pub enum eb_status {
     EB_JOIN = 6,
     /// A transport failed after the world had been joined.
     EB_TRANSPORT = 7,
-    /// Less memory than is needed.
+    /// The call needs more memory than is available.
     EB_MEMORY = 8,
-    /// The kernel lets this process lock less memory than a device is to use.
+    /// The kernel lets this process lock less memory than a device needs.
     EB_LOCKED_MEMORY = 9,
     /// An invalid choice, variable or file.
     EB_CONFIG = 10,
     /// A call that is not allowed now.
     EB_USAGE = 11,
-    /// The operating system refused.
+    /// The operating system returned an error.
     EB_OS = 12,
-    /// The wait was interrupted, which only a binding of another language in the same process does.
+    /// The wait was interrupted. Only a binding of another language in the same process does that.
     EB_INTERRUPTED = 13,
-    /// The handle was closed, or never was one.
+    /// The handle was closed, or was never a handle.
     EB_HANDLE = 100,
-    /// A null pointer, a size or a text that cannot be.
+    /// A null pointer, or an impossible size or text.
     EB_ARGUMENT = 101,
     /// Another thread is in a call with the same handle.
     EB_BUSY = 102,
-    /// This is a child that was forked from the process that made the handle.
+    /// This process was forked from the one that made the handle.
     EB_FORKED = 103,
-    /// A mistake of the library. Please report it.
+    /// An error of the library. Please report it.
     EB_INTERNAL = 104,
 }
 
@@ -98,7 +99,7 @@ impl eb_status {
     }
 
     fn of(kind: ErrorKind) -> Self {
-        // The numbers of kinds are those of statuses; a kind of a later version has none here.
+        // The numbers of kinds are those of statuses; a kind of a later version has no status here.
         ALL.into_iter().find(|&status| status as i32 == kind as i32).unwrap_or(EB_INTERNAL)
     }
 }
@@ -129,7 +130,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// A few words for a status; never NULL.
+/// Returns a short description of a status; never NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn eb_strerror(status: i32) -> *const c_char {
     let known = ALL.into_iter().find(|&known| known as i32 == status);

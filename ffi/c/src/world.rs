@@ -13,11 +13,11 @@ use crate::status::{Failure, eb_status};
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct eb_world {
-    /// A number that means nothing to a caller; 0 is no handle.
+    /// An opaque number; 0 is not a handle.
     pub id: u64,
 }
 
-/// A world, and its names as C has them.
+/// A world, and its names as C strings.
 pub(crate) struct Joined {
     pub(crate) world: World,
     fabric: CString,
@@ -26,7 +26,7 @@ pub(crate) struct Joined {
 
 pub(crate) static WORLDS: Handles<Joined> = Handles::new("world", 1);
 
-/// How to join a world. Fields that are 0 stand for what the environment says (EARLYBIRD_FABRIC and so on).
+/// How to join a world. A field that is 0 keeps the value from the environment (EARLYBIRD_FABRIC and so on).
 #[derive(Debug)]
 #[repr(C)]
 pub struct eb_config {
@@ -36,18 +36,18 @@ pub struct eb_config {
     pub fabric: *const c_char,
     /// The libfabric provider, such as "tcp;ofi_rxm".
     pub provider: *const c_char,
-    /// The secret of this job, of 16 bytes or more.
+    /// The secret of this job, at least 16 bytes long.
     pub secret: *const c_char,
     /// The file of measured parameters.
     pub hw_config: *const c_char,
-    /// The time limit of joining, and of later calls that all ranks make together without one of their own.
+    /// The time limit of joining, and of later calls that all ranks make together and that have no limit of their own.
     pub deadline: f64,
 }
 
 // SAFETY: `repr(C)`, the size first; the other fields are pointers and a number.
 unsafe impl Structure for eb_config {}
 
-/// What is known of a world.
+/// The properties of a world.
 #[derive(Debug)]
 #[repr(C)]
 pub struct eb_world_info {
@@ -55,7 +55,7 @@ pub struct eb_world_info {
     pub size: usize,
     /// This rank, from 0.
     pub rank: u32,
-    /// Ranks in the world.
+    /// The number of ranks in the world.
     pub ranks: u32,
     /// The transport. Valid until the world is closed.
     pub fabric: *const c_char,
@@ -67,17 +67,17 @@ pub struct eb_world_info {
 // SAFETY: `repr(C)`, the size first; the other fields are numbers and pointers.
 unsafe impl Structure for eb_world_info {}
 
-/// Joins the world that the launcher's environment describes; without a launcher, a world of one rank. Returns when all ranks
-/// have joined. `config` may be NULL.
+/// Joins the world that the launcher's environment describes. Without a launcher, it creates a world of one rank.
+/// Returns when all ranks have joined. `config` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eb_world_from_env(config: *const eb_config, world: *mut eb_world) -> eb_status {
     // SAFETY: as here.
     call(|| unsafe { joined(config, world, World::with) })
 }
 
-/// Joins a world of `ranks` ranks as `rank`, whatever the environment says: that of a group, or of a library. All ranks name the
-/// same `store`, a new one for each world: unix:NAME on one machine, or tcp:HOST:PORT with a free port on the host of rank 0.
-/// Returns when all ranks have joined. `config` may be NULL.
+/// Joins a world of `ranks` ranks as `rank`, whatever the environment says: for the world of a group or a library. All
+/// ranks pass the same `store`, and a new one for each world: unix:NAME on one machine, or tcp:HOST:PORT with a free
+/// port on the host of rank 0. Returns when all ranks have joined. `config` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eb_world_join(
     rank: u32,
@@ -87,29 +87,30 @@ pub unsafe extern "C" fn eb_world_join(
     world: *mut eb_world,
 ) -> eb_status {
     call(|| {
-        // SAFETY: the caller gives a text or NULL.
+        // SAFETY: the caller passes a text or NULL.
         let store = unsafe { text(store, "store") }?.ok_or_else(|| Failure::argument("store is NULL"))?;
         // SAFETY: as here.
         unsafe { joined(config, world, |config| World::join(rank, ranks, store, config)) }
     })
 }
 
-/// A world of the ranks that pass the same `color`, in `group`. Their ranks there ascend with `key`; of the same key, with their
-/// ranks in `world`. All ranks of `world` make this call, and each gets the world of its own color: one that needs none passes a
-/// color that no other passes, and closes what it gets. The ranks meet through `world`, so this needs no store. The new world is
-/// over shared memory where all its ranks are on one machine and the fabric was not chosen otherwise, and it outlives `world`.
-/// After EB_TIMEOUT the ranks are out of step: begin a new world.
+/// Creates a world of the ranks that pass the same `color`, in `group`. Their ranks there ascend with `key`; ranks with
+/// the same key keep the order of `world`. All ranks of `world` make this call, and each gets the world of its own
+/// color. A rank that needs no new world passes a color that no other rank passes, and closes the result. The ranks
+/// meet through `world`, so they need no store. The new world uses shared memory if all its ranks are on one machine,
+/// unless another fabric was chosen. It outlives `world`. After EB_TIMEOUT the ranks are out of step: create a new
+/// world.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eb_world_split(world: eb_world, color: u32, key: i32, group: *mut eb_world) -> eb_status {
     call(|| {
         check_place(group, "group")?;
         let split = WORLDS.get(world.id)?.world.split(color, key)?;
-        // SAFETY: the caller gives a place for one.
+        // SAFETY: the caller passes memory for one.
         unsafe { give(group, add(split), "group") }
     })
 }
 
-/// A handle of a world.
+/// Creates the handle of a world.
 fn add(world: World) -> eb_world {
     let name = |name: &str| CString::new(name).unwrap_or_default();
     let (fabric, provider) = (name(world.fabric_name()), name(world.provider().unwrap_or_default()));
@@ -117,7 +118,8 @@ fn add(world: World) -> eb_world {
 }
 
 /// # Safety
-/// `config` is null or a structure of the size that it says, with texts or null pointers; `world` is null or a place for one.
+/// `config` is null or a structure of the size that it states, with texts or null pointers. `world` is null or points
+/// to memory for one.
 unsafe fn joined(
     config: *const eb_config,
     world: *mut eb_world,
@@ -127,7 +129,7 @@ unsafe fn joined(
     earlybird::log::to_stderr()?;
     let mut chosen = Config::from_env()?;
     if !config.is_null() {
-        // SAFETY: the caller gives a structure of the size that it says, with texts or NULL.
+        // SAFETY: the caller passes a structure of the size that it states, with texts or NULL.
         unsafe {
             let config = take_structure(config, "config")?;
             if let Some(fabric) = choice::<FabricChoice>(config.fabric, "config.fabric")? {
@@ -143,7 +145,7 @@ unsafe fn joined(
         }
     }
     let joined = join(&chosen)?;
-    // SAFETY: the caller gives a place for one.
+    // SAFETY: the caller passes memory for one.
     unsafe { give(world, add(joined), "world") }
 }
 
@@ -155,12 +157,12 @@ pub unsafe extern "C" fn eb_world_get_info(world: eb_world, info: *mut eb_world_
         let (rank, ranks) = (joined.world.rank(), joined.world.size());
         let (fabric, provider) = (joined.fabric.as_ptr(), joined.provider.as_ptr());
         let filled = eb_world_info { size: 0, rank, ranks, fabric, provider };
-        // SAFETY: the caller gives NULL or a structure of the size that it says.
+        // SAFETY: the caller passes NULL or a structure of the size that it states.
         unsafe { give_structure(info, filled, "info") }
     })
 }
 
-/// Waits until all ranks have called it. After EB_TIMEOUT the ranks are out of step: begin a new world.
+/// Blocks until all ranks have called it. After EB_TIMEOUT the ranks are out of step: create a new world.
 #[unsafe(no_mangle)]
 pub extern "C" fn eb_world_barrier(world: eb_world, timeout: f64) -> eb_status {
     call(|| {
@@ -169,20 +171,20 @@ pub extern "C" fn eb_world_barrier(world: eb_world, timeout: f64) -> eb_status {
     })
 }
 
-/// Makes every later call of every rank fail, with this rank and `reason` in the error. Any thread may call it; the first
-/// reason stays.
+/// Makes every later call of every rank fail, with this rank and `reason` in the error. Any thread may call it; later
+/// reasons do not replace the first one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn eb_world_abort(world: eb_world, reason: *const c_char) -> eb_status {
     call(|| {
-        // SAFETY: the caller gives a text or NULL.
+        // SAFETY: the caller passes a text or NULL.
         let reason = unsafe { text(reason, "reason")? }.unwrap_or("no reason given");
         WORLDS.get(world.id)?.world.abort(reason);
         Ok(())
     })
 }
 
-/// Closes a handle. The rank leaves the world when its last collective is destroyed, too; over a network that may wait until
-/// other ranks have what this one has sent.
+/// Closes a handle. The rank leaves the world when its last collective is destroyed, too. Over a network the call may
+/// wait until other ranks have received what this rank has sent.
 #[unsafe(no_mangle)]
 pub extern "C" fn eb_world_close(world: eb_world) -> eb_status {
     call(|| WORLDS.remove(world.id).map(drop))

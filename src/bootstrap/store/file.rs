@@ -1,12 +1,11 @@
-//! A store in a folder that all hosts share: each guest writes a file, and rank 0 writes an answer
-//! for each.
+//! A store in a folder that all hosts share. Each guest writes a file, and rank 0 writes an answer for each.
 //!
-//! Only the job's user may write there: every rank refuses a folder that others can write to,
-//! before it writes anything.
+//! Only the job's user may write there: every rank refuses a folder that others can write to, before it writes
+//! anything.
 //!
-//! Files appear whole, because they are written under another name and renamed. Files of an earlier
-//! job do no harm: rank 0 clears the folder, a guest whose file has gone writes it again, and a
-//! guest believes only an answer to the number that it drew.
+//! Files appear whole, because they are written under another name and renamed. Files of an earlier job do no harm:
+//! rank 0 clears the folder, a guest whose file has vanished writes it again, and a guest believes only an answer to
+//! the nonce that it drew.
 
 use std::io;
 use std::path::Path;
@@ -22,14 +21,13 @@ use crate::interrupt;
 use crate::random::draw;
 
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long rank 0 waits, at least, for the guests to read its answer; otherwise until the
-/// deadline.
+/// The minimum time that rank 0 waits for the guests to read its answer; otherwise it waits until the deadline.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// How often a guest writes its file again.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Stands for the number that rank 0 draws where it can greet.
+/// Stands for the nonce that rank 0 draws where it can greet.
 const NOT_GREETED: [u8; NONCE] = [0; NONCE];
 
 fn guest_file(rank: u32) -> String {
@@ -89,8 +87,7 @@ pub(super) fn host(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> {
         };
         folder.put(&answer_file(rank), &answer).map_err(|cause| cannot(cause.into()))?;
     }
-    // A guest removes its answer and its own file. A stranger does not, and learns of it all the
-    // same.
+    // A guest removes its answer and its own file. A stranger does not, and yet learns that rank 0 has refused it.
     let until = meeting.until.max(Instant::now() + LINGER);
     let is_waited_for = |rank: u32| folder.has(&guest_file(rank)) && folder.has(&answer_file(rank));
     let mut interrupted = Ok(());
@@ -125,8 +122,8 @@ pub(super) fn visit(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> 
         if let Some(folder) = &folder
             && (!folder.has(&own) || written.elapsed() > AGAIN)
         {
-            // Rank 0 has just made or cleared the folder. On a network file system a write also
-            // makes this host read the folder anew.
+            // Rank 0 has just made or cleared the folder. On a network file system a write also makes this host read
+            // the folder again.
             last = folder.put(&own, &hello).err();
             written = Instant::now();
         }
@@ -134,8 +131,7 @@ pub(super) fn visit(meeting: &Meeting<'_>, path: &Path) -> Result<Vec<Vec<u8>>> 
             && let Ok(bytes) = folder.read(&answer)
             && let Some((heading, rest)) = bytes.split_first_chunk::<HEADING>()
         {
-            // Otherwise the answer is of an earlier job, and rank 0 will remove it; or the secret
-            // differs.
+            // Otherwise the answer is of an earlier job, and rank 0 will remove it; or the secret differs.
             stranger = true;
             if frame::verdict_len(heading, ranks) == Some(rest.len())
                 && let Some(verdict) = frame::judged(heading, rest, &nonce, secret)

@@ -15,10 +15,10 @@ use crate::fault::Fault;
 /// Why a folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unusable {
-    /// It does not exist, or the system refuses.
+    /// It does not exist, or the system returns an error.
     #[error(transparent)]
     System(#[from] io::Error),
-    /// Others can write there, or decide where its name leads.
+    /// Other users can write there, or decide where its name leads.
     #[error("{0}; name a folder that does not exist yet, and rank 0 makes it, or one that only you can write to")]
     Open(String),
     /// It would have to be made in a folder that does not exist.
@@ -26,9 +26,8 @@ pub(super) enum Unusable {
     NoParent(PathBuf),
 }
 
-/// A folder that belongs to this user and that no other user can write to. The handle stays valid
-/// if the name changes. A folder that this process made is removed at the end, if it is empty; one
-/// that existed stays.
+/// A folder that belongs to this user and that no other user can write to. The handle stays valid if the name changes.
+/// A folder that this process made is removed at the end if it is empty; a folder that existed stays.
 #[derive(Debug)]
 pub(super) struct Folder {
     directory: OwnedFd,
@@ -47,8 +46,8 @@ impl Drop for Made {
 }
 
 impl Folder {
-    /// Opens the folder, and makes it for this user alone if it does not exist. The folder above it
-    /// must exist: a mistyped path does not become a tree that remains.
+    /// Opens the folder, and makes it for this user alone if it does not exist. The folder above it must exist, so that
+    /// a mistyped path does not become a tree that remains.
     pub(super) fn make(path: &Path) -> Result<Self, Unusable> {
         let made = match DirBuilder::new().mode(0o700).create(path) {
             Ok(()) => Some(Made(path.to_owned())),
@@ -62,7 +61,7 @@ impl Folder {
     }
 
     pub(super) fn open(path: &Path) -> Result<Self, Unusable> {
-        // Drop a slash at the end, behind which a link would be followed.
+        // Drop a trailing slash, because a link in front of it would be followed.
         let path: PathBuf = path.components().collect();
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = open(&path, flags, Mode::empty()).map_err(io::Error::from)?;
@@ -89,7 +88,7 @@ impl Folder {
     }
 
     pub(super) fn read(&self, name: &str) -> io::Result<Vec<u8>> {
-        // A pipe is refused and not waited for.
+        // A pipe is refused without waiting for it.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let mut file = File::from(openat(&self.directory, name, flags, Mode::empty())?);
         if !file.metadata()?.is_file() {

@@ -8,19 +8,19 @@ use crate::seal::{SEAL, Secret};
 const MAGIC: u32 = 0x4542_5354;
 const VERSION: u32 = 2;
 
-/// Bytes of a nonce, which is drawn for one conversation.
+/// The bytes of a nonce, which is drawn for one conversation.
 pub(crate) const NONCE: usize = 16;
 
-/// Bytes of rank 0's greeting.
+/// The bytes of rank 0's greeting.
 pub(crate) const GREETING: usize = 8 + NONCE;
 
-/// Bytes of the head of a guest's introduction.
+/// The bytes of the head of a guest's introduction.
 const HELLO: usize = 16 + NONCE;
 
-/// Longest introduction of a guest.
+/// The maximum length of a guest's introduction.
 pub(crate) const MOST_HELLO: usize = HELLO + MOST + SEAL;
 
-/// Bytes of the heading of rank 0's answer.
+/// The bytes of the heading of rank 0's answer.
 pub(crate) const HEADING: usize = 12;
 
 type Nonce = [u8; NONCE];
@@ -38,12 +38,12 @@ fn bytes(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// The greeting that rank 0 sends to a process that connects.
+/// Returns the greeting that rank 0 sends to a process that connects.
 pub(crate) fn greeting(nonce: &Nonce) -> Vec<u8> {
     [&bytes(&[MAGIC, VERSION])[..], nonce].concat()
 }
 
-/// The nonce of a greeting; `None` if another program sent the bytes.
+/// Returns the nonce of a greeting; `None` if another program sent the bytes.
 pub(crate) fn greeted(bytes: &[u8; GREETING]) -> Option<Nonce> {
     let greets = words(bytes)? == [MAGIC, VERSION];
     greets.then_some(bytes.last_chunk().copied()).flatten()
@@ -107,19 +107,20 @@ pub(crate) fn verdict(verdict: &Result<Vec<u8>, String>, nonce: &Nonce, secret: 
     [&head[..], body, &seal].concat()
 }
 
-/// What a process gets that does not know the secret. It has no seal: with one, secrets could be tried until one fits.
+/// Returns what a process gets that does not know the secret. It has no seal, because a stranger could test guessed
+/// secrets against one.
 pub(crate) fn turned_away() -> Vec<u8> {
     [&bytes(&[MAGIC, 1, 0])[..], &[0; SEAL]].concat()
 }
 
-/// Bytes that follow the heading of a verdict; `None` if it is no such heading.
+/// Returns the number of bytes after the heading of a verdict; `None` if it is not such a heading.
 pub(crate) fn verdict_len(heading: &[u8; HEADING], ranks: u32) -> Option<usize> {
     let [magic, _, len] = words(heading)?;
     let most = ranks.min(MOST_RANKS) as usize * (4 + MOST);
     (magic == MAGIC && len as usize <= most).then_some(len as usize + SEAL)
 }
 
-/// The verdict behind a heading; `None` if the seal is wrong.
+/// Returns the verdict after a heading; `None` if the seal is wrong.
 pub(crate) fn judged(
     heading: &[u8; HEADING],
     rest: &[u8],
@@ -141,7 +142,7 @@ pub(crate) fn encode_world(given: &[Vec<u8>]) -> Vec<u8> {
     given.iter().flat_map(|data| [&(data.len() as u32).to_le_bytes()[..], data].concat()).collect()
 }
 
-/// `None` if there is not one for each rank.
+/// Decodes what all ranks gave; `None` if there is not one entry for each rank.
 pub(crate) fn decode_world(bytes: &[u8], ranks: u32) -> Option<Vec<Vec<u8>>> {
     let mut rest = bytes;
     let mut next = || -> Option<Vec<u8>> {

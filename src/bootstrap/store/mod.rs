@@ -1,5 +1,5 @@
-//! Stores: where the ranks of a job on several machines learn each other's addresses. Each rank
-//! gives some bytes, and gets what all gave. Nothing of a store is left afterwards.
+//! Stores, where the ranks of a job on several machines learn each other's addresses. Each rank gives some bytes, and
+//! gets what all gave. Nothing of a store is left afterwards.
 //!
 //! Every message is sealed with the job's secret (HMAC-SHA256). A guest believes a rank 0 without
 //! the secret no more than rank 0 believes such a guest. The secret is never sent.
@@ -23,10 +23,10 @@ use crate::error::{Error, Result};
 use crate::seal::Secret;
 pub(super) use socket::read_until;
 
-/// Most bytes that a rank may give.
+/// The maximum number of bytes that a rank may give.
 const MOST: usize = 4096;
 
-/// Most ranks of a world that meets at a store.
+/// The maximum number of ranks of a world that meets at a store.
 const MOST_RANKS: u32 = 1 << 16;
 
 /// One rank's view of a meeting.
@@ -61,8 +61,8 @@ impl<'a> Meeting<'a> {
 /// Gives every rank's bytes to every rank, in rank order, by `until`. Ranks may do so again at the same place.
 ///
 /// # Errors
-/// The ranks that did not come by the deadline, came twice, or have another world size: on every
-/// rank that came. An address that cannot be used, or that another process uses.
+/// On every rank that came: the ranks that did not come by the deadline, came twice, or have another world size. Also
+/// an address that cannot be used, or that another process uses.
 pub(crate) fn gather(
     store: &StoreAddress,
     (rank, ranks): (u32, u32),

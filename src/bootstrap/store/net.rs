@@ -21,8 +21,9 @@ use crate::strangers::Visitors;
 /// How much later than the deadline rank 0 may answer.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// Most connections that have not introduced themselves, or twice the number of ranks if that is more; beyond that the oldest
-/// is closed. They take no more than a quarter of this process's descriptors, of which its program needs some, too.
+/// The maximum number of connections that have not introduced themselves, or twice the number of ranks if that is more.
+/// Beyond that the oldest is closed. They take no more than a quarter of this process's descriptors, of which its
+/// program needs some, too.
 const MAX_UNIDENTIFIED: usize = 256;
 
 fn max_unidentified(ranks: u32) -> usize {
@@ -30,7 +31,7 @@ fn max_unidentified(ranks: u32) -> usize {
     MAX_UNIDENTIFIED.min(usize::try_from(descriptors / 4).unwrap_or(usize::MAX)).max(2 * ranks as usize)
 }
 
-/// What rank 0 asks beside the question whether the others were started, and what they ask of rank 0.
+/// Returns what rank 0 asks besides the question whether the others were started, and what they ask about rank 0.
 fn also_asked(store: &StoreAddress) -> (&'static str, &'static str) {
     match store {
         StoreAddress::Unix(_) => (peer::ONE_NETWORK, peer::ONE_NETWORK),
@@ -70,7 +71,7 @@ impl Guest {
     }
 
     fn tell(&mut self, verdict: &[u8]) {
-        // The other ranks find a guest dead that has ended by now.
+        // The other ranks find out by themselves that a guest has ended by now.
         let told = self.stream.wait_at_most(GREETING_TIMEOUT);
         let _ = told.and_then(|()| self.stream.write_all(verdict));
     }
@@ -108,7 +109,7 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
                 Ok(stream) => stream,
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => break,
                 Err(cause) if cause.kind() == io::ErrorKind::ConnectionAborted => continue,
-                // The oldest that has said nothing is the least likely to be a rank.
+                // The oldest one that has sent nothing is the least likely to be a rank.
                 Err(cause) if are_used_up(&cause) && !unidentified.is_empty() => {
                     strangers.came(&unidentified.remove(0).stream.origin());
                     continue;
@@ -153,8 +154,8 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
         // An interrupted poll needs no handling.
         let _ = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: i64::from(PAUSE.subsec_nanos()) }));
     };
-    // A guest that has its answer may come to the next meeting at this place at once. It must find no door that is about to
-    // close.
+    // A guest that has its answer may come to the next meeting at this place at once. It must not find a listener that
+    // is about to close.
     drop(listener);
     let verdict = verdict.map(|()| frame::encode_world(&given)).map_err(|problem| format!("{problem}{strangers}"));
     for (guest, nonce) in &mut admitted {
@@ -163,12 +164,12 @@ pub(super) fn host(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
     verdict.map(|_| given).map_err(|problem| attendance.error(|| meeting.error(problem)))
 }
 
-/// Whether this process or the machine has no descriptor left.
+/// Returns whether this process or the machine has no descriptor left.
 fn are_used_up(cause: &io::Error) -> bool {
     matches!(cause.raw_os_error().map(Errno::from_raw_os_error), Some(Errno::MFILE | Errno::NFILE))
 }
 
-/// The sockets at which rank 0 may listen.
+/// Returns the sockets at which rank 0 may listen.
 fn places(store: &StoreAddress) -> Vec<StoreAddress> {
     match store {
         StoreAddress::Among { hosts, port } => {
@@ -207,15 +208,15 @@ pub(super) fn visit(meeting: &Meeting<'_>) -> Result<Vec<Vec<u8>>> {
             Ok(Err(Refusal::Stranger(_))) => {}
         }
         interrupt::check(meeting.rank, "join")?;
-        // Before the first one is tried again.
+        // Wait before the first one is tried again.
         if number % places.len() == 0 {
             std::thread::sleep(PAUSE);
         }
     }
 }
 
-/// Introduces this rank to the rank 0 at the other end, and gets the world. Where rank 0 may be
-/// `elsewhere`, this rank does not wait long for a greeting.
+/// Introduces this rank to the rank 0 at the other end, and gets the world. If rank 0 may be `elsewhere`, this rank
+/// does not wait long for a greeting.
 fn converse(meeting: &Meeting<'_>, mut stream: Stream, elsewhere: bool) -> std::result::Result<Vec<Vec<u8>>, Refusal> {
     let Meeting { rank, ranks, mine, secret, until, .. } = *meeting;
     let failed = |why: &str| Refusal::Final(meeting.error(why));

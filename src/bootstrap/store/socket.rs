@@ -13,10 +13,10 @@ use crate::bootstrap::peer;
 use crate::bootstrap::store_address::StoreAddress;
 use crate::interrupt;
 
-/// The longest time of a single look at a socket.
+/// The longest time of a single poll of a socket.
 pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
-/// A guest looks this often whether its wait is to end.
+/// How often a guest checks whether its wait must end.
 const SLICE: Duration = Duration::from_millis(100);
 
 /// How long a process may take for a message that a rank sends at once.
@@ -81,8 +81,8 @@ impl Stream {
         }
     }
 
-    /// Fills `to` by `until`, however slowly the bytes come. Of the kind `Interrupted` is only the error of a wait that is to
-    /// end.
+    /// Fills `to` by `until`, however slowly the bytes come. Only the error of an interrupted wait has the kind
+    /// `Interrupted`.
     pub(super) fn read_until(&mut self, to: &mut [u8], until: Instant) -> io::Result<()> {
         match self {
             Stream::Unix(stream) => read_until(stream, to, until),
@@ -97,7 +97,7 @@ impl Stream {
         }
     }
 
-    /// The address or the process at the other end, for people.
+    /// Returns the address or the process at the other end, for people.
     pub(super) fn origin(&self) -> String {
         match self {
             Stream::Unix(stream) => match peer::of_this_user(stream).ok().and_then(|peer| peer.process) {
@@ -110,7 +110,7 @@ impl Stream {
         }
     }
 
-    /// Checks the peer's user, where the kernel knows it.
+    /// Checks the peer's user, if the kernel knows it.
     pub(super) fn check_user(&self) -> std::result::Result<(), String> {
         match self {
             Stream::Unix(stream) => peer::of_this_user(stream).map(drop),
@@ -156,10 +156,11 @@ pub(super) fn abstract_name(name: &str) -> io::Result<UnixAddr> {
     UnixAddr::from_abstract_name(format!("earlybird-{name}-store"))
 }
 
-/// What takes the system's own time, on a thread that ends when it does: this one looks whether its wait should end.
+/// Does work that takes the system an unknown time, on a thread that ends when the work does. This thread checks
+/// meanwhile whether its wait must end.
 ///
 /// # Errors
-/// As `work`; `late` by then; of the kind `Interrupted`.
+/// As `work`; `late` after the deadline; the kind `Interrupted` for an interrupted wait.
 fn beside<R: Send + 'static>(
     work: impl FnOnce() -> io::Result<R> + Send + 'static,
     until: Instant,
@@ -182,15 +183,15 @@ fn beside<R: Send + 'static>(
     }
 }
 
-/// The addresses of a host.
+/// Returns the addresses of a host.
 fn resolve(host: &str, port: u16, until: Instant) -> io::Result<Vec<SocketAddr>> {
     let name = host.to_owned();
     let search = move || (&*name, port).to_socket_addrs().map(Iterator::collect);
     beside(search, until, || format!("the search for the address of {host} has not ended"))
 }
 
-/// Listens at the given address if it is a numeric one of this machine, and at all addresses for a
-/// name: this host may resolve its own name to a loopback address, which no other host reaches.
+/// Listens at the given address if it is a numeric one of this machine, and at all addresses for a name. This host may
+/// resolve its own name to a loopback address, which no other host reaches.
 pub(super) fn listen(store: &StoreAddress) -> io::Result<Listener> {
     match store {
         StoreAddress::Tcp { port, .. } => {
@@ -207,7 +208,7 @@ pub(super) fn listen(store: &StoreAddress) -> io::Result<Listener> {
             }
             Err(last)
         }
-        // On each host the name of the own one is another.
+        // On each host the name of its own host is another one.
         StoreAddress::Among { port, .. } => listen(&StoreAddress::Tcp { host: String::new(), port: *port }),
         StoreAddress::Unix(name) => UnixListener::bind_addr(&abstract_name(name)?).map(Listener::Unix),
         StoreAddress::File(_) => Err(io::ErrorKind::Unsupported.into()),
@@ -249,7 +250,7 @@ pub(super) fn connect(store: &StoreAddress, until: Instant) -> io::Result<Stream
                 None => resolve(host, *port, until)?,
             };
             for address in found {
-                // A name may have unreachable addresses beside a reachable one.
+                // A name may have unreachable addresses besides a reachable one.
                 let left = until.saturating_duration_since(Instant::now()).clamp(PAUSE, GREETING_TIMEOUT);
                 let connect = move || TcpStream::connect_timeout(&address, left);
                 let late = || format!("{address} does not answer");

@@ -1,4 +1,4 @@
-//! What a *solo* round takes the rank that makes it while all others are away.
+//! The time of a *solo* round on the rank that makes it while all others are away.
 
 use std::fs;
 use std::io;
@@ -26,7 +26,7 @@ pub(super) fn check(args: &Args, ranks: u32, plain: bool) -> std::result::Result
     Err(format!("--op {}: {problem}", args.op))
 }
 
-/// Rounds that one rank makes for each size. Returns wrong results.
+/// Measures rounds that one rank makes for each size. Returns the number of wrong results.
 pub(super) fn run(world: &World, args: &Args, sizes: &[u64], conditions: Option<&Conditions>) -> Result<u64> {
     let mut table = p2p::latencies();
     let mut wrong = 0;
@@ -51,13 +51,13 @@ pub(super) fn run(world: &World, args: &Args, sizes: &[u64], conditions: Option<
     Ok(wrong)
 }
 
-/// Ranks that are stopped. They go on when this is dropped.
+/// Processes of ranks that are stopped. They continue when this is dropped.
 struct Stopped(Vec<Pid>);
 
 impl Drop for Stopped {
     fn drop(&mut self) {
         for &process in &self.0 {
-            // One that has ended needs none.
+            // A process that has ended needs no signal.
             let _ = kill_process(process, Signal::CONT);
         }
     }
@@ -73,7 +73,7 @@ fn stop_others(world: &World, processes: &[Vec<u8>]) -> Result<Stopped> {
         kill_process(process, Signal::STOP).map_err(|cause| failed(cause.into()))?;
         loop {
             let status = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_pid())).map_err(failed)?;
-            // The state follows the name, in which anything may stand.
+            // The state follows the name, which may contain anything.
             match status.rsplit(") ").next().and_then(|rest| rest.chars().next()) {
                 Some('T') => break,
                 Some('Z' | 'X') => return Err(failed(io::Error::other("its process has ended"))),
@@ -85,7 +85,7 @@ fn stop_others(world: &World, processes: &[Vec<u8>]) -> Result<Stopped> {
     Ok(others)
 }
 
-/// Refuses a world in which rounds need ranks that are away: they would never end.
+/// Refuses a world in which rounds need ranks that are away, because such rounds would never end.
 fn check_world(world: &World, stopped: bool, sum: &Allreduce<f32>) -> Result<()> {
     let fabric = world.raw_fabric();
     let refused = |problem| Err(Error::Usage { rank: world.rank(), operation: "solo_lat", problem });
@@ -94,7 +94,7 @@ fn check_world(world: &World, stopped: bool, sum: &Allreduce<f32>) -> Result<()>
             refused("--stopped: not all ranks are on this machine")
         }
         "shm" => Ok(()),
-        // A stopped process has stopped a provider's threads, too.
+        // A stopped process also stops a provider's threads.
         name if stopped && (name != "verbs" || fabric.changes_by_processor()) => {
             refused("--stopped: this network needs the processors of other ranks; use shm, or verbs with atomics")
         }
@@ -108,8 +108,8 @@ fn check_world(world: &World, stopped: bool, sum: &Allreduce<f32>) -> Result<()>
     }
 }
 
-/// Rank 0 makes as many rounds as it may be ahead, then all begin anew: so nothing is carried. The others are stopped if
-/// their processes are known, and else wait at a barrier.
+/// Measures: rank 0 makes as many rounds as it may be ahead, then all begin anew, so nothing is carried. The others are
+/// stopped if their processes are known, and otherwise wait at a barrier.
 fn measure(world: &World, args: &Args, bytes: usize, processes: &[Vec<u8>]) -> Result<(Measured, u64)> {
     let (depth, length) = (args.common.depth, bytes / size_of::<f32>());
     let (warmup, iterations) = (args.warmup as usize, args.iters.unwrap_or(1_000) as usize);

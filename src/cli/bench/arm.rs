@@ -10,7 +10,7 @@ use super::super::table::Table;
 use super::PATIENCE;
 use super::conditions::Conditions;
 
-/// Arms rounds, lets them run, and prints what arming took on rank 0.
+/// Arms rounds, lets them run, and prints how long arming took on rank 0.
 pub(super) fn run(
     world: &World,
     bytes: u64,

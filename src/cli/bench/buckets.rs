@@ -46,7 +46,7 @@ impl Choices {
     }
 }
 
-/// One of the compared choices, and what its steps took in seconds.
+/// One of the compared choices, and the times of its steps in seconds.
 struct Run {
     buckets: Buckets,
     sum: BucketedAllreduce<f32>,
@@ -54,10 +54,10 @@ struct Run {
     wrong: u64,
 }
 
-/// Steps of a choice before that of the next one.
+/// The number of steps of a choice before those of the next one.
 const TURN: u32 = 3;
 
-/// Steps in which a choice that measures finds its buckets: the fewest before measuring.
+/// The number of steps before measuring, in which a choice that measures finds its buckets.
 const WARMUP: u32 = 12;
 
 /// Measures the choices by turns, and prints a row for each. Returns the number of wrong sums.
@@ -134,13 +134,13 @@ pub(super) fn run(world: &World, args: &Args, trace: &Trace, conditions: Option<
 }
 
 impl Run {
-    /// A backward pass: each gradient is ready at its time, and nothing else is done meanwhile.
+    /// Simulates a backward pass: each gradient is ready at its time, and nothing else is done meanwhile.
     fn step(&mut self, world: &World, gradients: &[Gradient]) -> Result<()> {
         self.sum.begin()?;
         let begin = Instant::now();
         for (tensor, gradient) in gradients.iter().enumerate() {
             std::thread::sleep(gradient.ready.saturating_sub(begin.elapsed()));
-            // Elsewhere it has what a step before has left there; moving is what is measured.
+            // The other elements keep the values of earlier steps, because moving is what is measured.
             if let Some(first) = self.sum.tensor(tensor)?.first_mut() {
                 *first = (tensor % 8 + 1) as f32;
             }

@@ -12,7 +12,7 @@ use super::{Args, BenchOp};
 const COMMIT: Option<&str> = option_env!("BUILT_FROM_COMMIT");
 const CHANGED: Option<&str> = option_env!("BUILT_FROM_CHANGED");
 
-/// The devices that were asked for, as `EARLYBIRD_DEVICE` names them.
+/// Returns the devices that were asked for, in the form of `EARLYBIRD_DEVICE`.
 fn devices(config: &Config) -> Option<String> {
     let Some((second, its_port)) = &config.verbs.second else { return config.ofi.device.clone() };
     let name = |device: &str, port: Option<u8>| port.map_or(device.to_owned(), |port| format!("{device}:{port}"));
@@ -20,7 +20,7 @@ fn devices(config: &Config) -> Option<String> {
     Some(format!("{},{}", name(first, config.verbs.port), name(second, *its_port)))
 }
 
-/// The same for all rows of a run.
+/// The conditions that all rows of a run share.
 #[derive(Debug)]
 pub(super) struct Conditions(Value);
 
@@ -57,7 +57,7 @@ impl Conditions {
         Conditions(joined(all, json!({ "asked": asked })))
     }
 
-    /// A row: these conditions, and what was measured. Keys of the row take precedence.
+    /// Returns a row: these conditions, and what was measured. Keys of the measurement take precedence.
     pub(super) fn row(&self, measured: Value) -> Value {
         joined(self.0.clone(), measured)
     }
@@ -71,7 +71,7 @@ fn joined(mut first: Value, second: Value) -> Value {
     first
 }
 
-/// A choice as it is written on the command line.
+/// Returns a choice as it is written on the command line.
 fn word(choice: &impl ValueEnum) -> Option<String> {
     choice.to_possible_value().map(|value| value.get_name().to_owned())
 }

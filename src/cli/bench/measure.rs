@@ -38,11 +38,11 @@ pub(super) struct Measured {
     pub(super) depth: u64,
     pub(super) executor: Executor,
     pub(super) path: &'static str,
-    /// Mean over ranks of each iteration, in microseconds.
+    /// The mean over ranks of each iteration, in microseconds.
     pub(super) latencies: Distribution,
-    /// What an iteration took with all that belongs to it, such as computing time, in seconds: the mean over ranks.
+    /// The time of an iteration with all that belongs to it, such as computing time, in seconds: the mean over ranks.
     pub(super) pace: f64,
-    /// Nothing where it is not known.
+    /// `None` if it is unknown.
     pub(super) ideal_us: Option<f64>,
     pub(super) fresh_mean: f64,
     pub(super) fresh_min: u64,
@@ -53,7 +53,7 @@ pub(super) struct Measured {
 }
 
 impl Case {
-    /// Whether groups form by order of arrival, so that ranks have no rounds in common.
+    /// Returns whether groups form by order of arrival, so that ranks have no rounds in common.
     fn is_by_arrival(&self) -> bool {
         matches!(self.group, Some(Group::Arrivals(_)))
     }
@@ -69,7 +69,7 @@ fn build<T: Exact>(world: &World, case: &Case) -> Result<Allreduce<T>> {
     }
 }
 
-/// What ranks contribute, and what follows from it.
+/// What ranks contribute, and what follows for the outcome.
 #[derive(Clone, Copy, Debug)]
 enum Expected {
     Sums(Pattern),
@@ -94,7 +94,7 @@ impl Expected {
             Expected::Models { synchronous } => synchronous,
         };
         let Some(&first) = outcome.data().first() else { return 0 };
-        // Of each rank a fresh and a carried contribution may be in a round. Ranks that leave contribute nothing.
+        // A round may contain a fresh and a carried contribution of each rank. Ranks that leave contribute nothing.
         let (model, rounds) = (first.to_f64(), outcome.round() as f64);
         let whole = synchronous && rounds <= f64::from(T::MOST) && outcome.cut().leavers().is_empty();
         let possible = if whole { model == rounds } else { (0.0..=2.0 * rounds).contains(&model) };
@@ -103,11 +103,11 @@ impl Expected {
     }
 }
 
-/// Rounds that are checked in full, with data that changes from round to round.
+/// The number of rounds that are checked in full, with data that changes from round to round.
 const CHECKED: u64 = 12;
 
-/// Of a large outcome one element in this number is checked after each measured round: reading
-/// all of it would move it into the wrong caches.
+/// One element in this number of a large outcome is checked after each measured round: reading all of it would move it
+/// into the wrong caches.
 const SPARSE: usize = 4099;
 const CHECK_ALL_UP_TO: usize = 256;
 
@@ -118,7 +118,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     };
     let length = case.bytes / size_of::<T>();
     let mut input = vec![T::from_small(0); if case.private { length } else { 0 }];
-    // First checked in full, on a collective of its own.
+    // It is first checked in full, on a collective of its own.
     let mut checked = build::<T>(world, case)?;
     let mut errors = 0;
     let mut newest = 0;
@@ -180,8 +180,8 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
         }
         if !case.skew.is_none() {
             let delays = case.skew.delays(world.size(), before, case.seed);
-            // A rank that was late for the round before a full one still waits for that: it reaches
-            // no barrier before the others have arrived.
+            // A rank that was late for the round before a full one still waits for that one: it reaches no barrier
+            // before the others have arrived.
             if same_rounds && !case.fire.is_full(newest + 1) {
                 world.barrier(PATIENCE)?;
             }
@@ -239,7 +239,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     Ok(measured)
 }
 
-/// What the cuts of the measured rounds contained, until the first rank left.
+/// The content of the cuts of the measured rounds, until the first rank left.
 #[derive(Debug, Default)]
 struct Cuts {
     rounds: u64,

@@ -72,18 +72,18 @@ pub(super) enum BenchOp {
 }
 
 impl BenchOp {
-    /// Whether it is between two ranks.
+    /// Returns whether it is between two ranks.
     fn is_between_two(self) -> bool {
         matches!(self, BenchOp::WriteLat | BenchOp::WriteBw | BenchOp::FetchAddLat)
     }
 
-    /// Whether all ranks wait for each other, without a collective that was built before.
+    /// Returns whether all ranks wait for each other, without a collective that was built before.
     fn is_synchronous(self) -> bool {
         use BenchOp::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
         matches!(self, Broadcast | Gather | AllGather | Scatter | AllToAll | Reduce | ReduceScatter | AllReduce)
     }
 
-    /// Whether it is between all ranks, by the collective.
+    /// Returns whether it is between all ranks, by the collective.
     fn is_collective(self) -> bool {
         matches!(self, BenchOp::Allreduce | BenchOp::GroupAllreduce | BenchOp::PReduce)
     }
@@ -267,7 +267,7 @@ impl Args {
         Ok(sizes)
     }
 
-    /// Which ranks average models, if they do.
+    /// Returns which ranks average models, if they do.
     fn group(&self, ranks: u32) -> Option<Group> {
         let usual = match self.op {
             BenchOp::GroupAllreduce => Preset::Wagma.group(ranks),
@@ -391,19 +391,19 @@ fn run(world: &World, dtype: Dtype, case: &Case) -> Result<measure::Measured, Bo
     }?)
 }
 
-/// Iterations that tell how many fit into the time of a row.
+/// The number of iterations that show how many fit into the time of a row.
 const TRIAL: u32 = 20;
 
-/// How many iterations fit into a time, where one takes `pace` seconds.
+/// Returns how many iterations fit into a time, if one takes `pace` seconds.
 fn iters_within(seconds: f64, pace: f64) -> u32 {
     (seconds / pace.max(1e-9)).clamp(10.0, 1e6) as u32
 }
 
-/// Ranks of a tour that no launcher has started.
+/// The number of ranks of a tour that no launcher has started.
 const TOUR_RANKS: u32 = 8;
 
-/// One straggler, then all ranks a little apart, then no late rank: all against quorum and solo.
-/// For people: with an option, such as --json, there is no tour.
+/// Shows one straggler, then all ranks a little apart, then no late rank: all against quorum and solo. It is for
+/// people: with an option, such as --json, there is no tour.
 fn take_tour(world: &World, args: &Args) -> Result<super::Outcome, Box<dyn std::error::Error>> {
     let (ranks, last) = (world.size(), world.size() - 1);
     let half = Fire::quorum((ranks / 2).max(1));
@@ -435,5 +435,5 @@ fn take_tour(world: &World, args: &Args) -> Result<super::Outcome, Box<dyn std::
     Ok(verdict(wrong))
 }
 
-/// For every wait of the bench itself.
+/// The deadline of every wait of the bench itself.
 const PATIENCE: Duration = Duration::from_secs(120);

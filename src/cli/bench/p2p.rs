@@ -11,15 +11,15 @@ use super::super::table::Rows;
 use super::conditions::Conditions;
 use super::{BenchOp, PATIENCE};
 
-/// What was measured of one size.
+/// The measurement of one size.
 pub(super) struct Measured {
     pub(super) bytes: usize,
-    /// One for each iteration; for bandwidth, one for each window.
+    /// The time of each iteration; for bandwidth, of each window.
     pub(super) seconds: Vec<f64>,
     pub(super) iterations: u64,
 }
 
-/// A table of latencies.
+/// Creates a table of latencies.
 pub(super) fn latencies() -> Rows {
     Rows::new(&[
         "bytes",
@@ -45,7 +45,7 @@ fn measure(pair: &mut Pair<'_>, op: BenchOp, bytes: usize, (warmup, iterations):
     })
 }
 
-/// Writes that are measured in windows are as many as fill these.
+/// Returns the number of iterations. Writes that are measured in windows fill whole windows.
 fn iterations(op: BenchOp, given: Option<u32>, bytes: usize) -> u64 {
     let wanted = given.map_or(if bytes <= 65_536 { 5_000 } else { (1 << 30) / bytes as u64 + 20 }, u64::from);
     if op == BenchOp::WriteBw { wanted.next_multiple_of(WINDOW) } else { wanted }
@@ -100,7 +100,8 @@ pub(super) fn times(measured: Measured, conditions: Option<&Conditions>, table: 
     );
 }
 
-/// In MiB a second, which `ib_write_bw` prints, too, and calls MB (perftest, `report_fmt`: 0x100000 bytes).
+/// Prints the rate in MiB per second, as `ib_write_bw` does, which calls it MB (perftest, `report_fmt`: 0x100000
+/// bytes).
 fn rate(measured: &Measured, conditions: Option<&Conditions>, table: &mut Rows) {
     let per_window = WINDOW as f64 * measured.bytes as f64 / f64::from(1 << 20);
     let least = measured.seconds.iter().copied().min_by(f64::total_cmp).unwrap_or(f64::NAN);

@@ -19,7 +19,7 @@ const COLUMNS: [&str; 14] = [
     "carried", "wrong",
 ];
 
-/// The transport of the world, for people.
+/// Returns the transport of the world, for people.
 pub(super) fn transport(world: &World) -> String {
     let provider = world.provider().map_or(String::new(), |provider| format!(" ({provider})"));
     format!("{}{provider}", world.fabric_name())
@@ -36,7 +36,7 @@ impl<'a> Report<'a> {
         Report { speaks, conditions, table: Rows::new(&COLUMNS) }
     }
 
-    /// Leaves room for a rule that a later row has.
+    /// Widens a column for a rule that a later row has.
     pub(super) fn with_room_for(mut self, fire: Fire) -> Self {
         self.table.widen(0, fire.to_string().chars().count());
         self

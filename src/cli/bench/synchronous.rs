@@ -1,4 +1,4 @@
-//! Synchronous collectives: the calls that every rank makes, and that end when it has its result.
+//! Synchronous collectives: calls that every rank makes, and that end when the rank has its result.
 
 use std::time::{Duration, Instant};
 
@@ -16,14 +16,14 @@ use super::{BenchOp, PATIENCE, TRIAL, iters_within};
 struct Case<'a> {
     world: &'a World,
     op: BenchOp,
-    /// 32-bit elements of what a rank contributes, or of each block.
+    /// The number of 32-bit elements that a rank contributes, or of each block.
     block: usize,
     one: Vec<u32>,
     all: Vec<u32>,
     all_received: Vec<u32>,
 }
 
-/// The root, where there is one.
+/// The root, if the call has one.
 const ROOT: u32 = 0;
 
 impl<'a> Case<'a> {
@@ -36,7 +36,7 @@ impl<'a> Case<'a> {
         self.world.rank()
     }
 
-    /// What `rank` contributes at a place.
+    /// Returns what `rank` contributes at an index.
     fn value(rank: u32, index: usize) -> u32 {
         rank * 3 + index as u32 % 1021
     }
@@ -52,7 +52,8 @@ impl<'a> Case<'a> {
         self.all_received.fill(u32::MAX);
     }
 
-    /// Writes what the next call sends anew, as a program does: data that no rank writes stays in the caches of its readers.
+    /// Writes anew what the next call sends, as a program does: data that no rank writes stays in the caches of its
+    /// readers.
     fn renew(&mut self) {
         let sent = match self.op {
             BenchOp::Scatter | BenchOp::AllToAll | BenchOp::ReduceScatter => &mut self.all,
@@ -79,7 +80,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Elements that are wrong after a call with fresh data.
+    /// Returns the number of elements that are wrong after a call with fresh data.
     fn wrong(&self) -> u64 {
         let (rank, ranks) = (self.rank(), self.world.size());
         let sum = |index: usize| (0..ranks).map(|rank| Self::value(rank, index)).sum::<u32>();
@@ -103,7 +104,7 @@ impl<'a> Case<'a> {
     }
 }
 
-/// Measures each size; returns how many elements were wrong on this rank.
+/// Measures each size. Returns how many elements were wrong on this rank.
 pub(super) fn run(
     world: &World,
     op: BenchOp,

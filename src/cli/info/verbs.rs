@@ -1,4 +1,4 @@
-//! What `info` says of RDMA verbs: the library, devices and ports, and the limit of locked memory.
+//! What `info` reports about RDMA verbs: the library, devices and ports, and the limit of locked memory.
 
 use crate::VerbsSettings;
 use crate::fabric::verbs::{self, DevicePort, ENOUGH_LOCKED_MEMORY, LinkLayer, LockedMemory, Survey, Waits};
@@ -19,7 +19,7 @@ pub(super) struct Found {
     memory: LockedMemory,
 }
 
-/// Looks for the library and its devices.
+/// Searches for the library and its devices.
 pub(super) fn look(settings: &VerbsSettings) -> Found {
     let memory = LockedMemory::now();
     let library = match verbs::library() {
@@ -32,12 +32,12 @@ pub(super) fn look(settings: &VerbsSettings) -> Found {
 }
 
 impl Found {
-    /// Whether a rank here could use the fabric.
+    /// Returns whether a rank here could use the fabric.
     pub(super) fn is_available(&self) -> bool {
         self.survey.as_ref().is_ok_and(|survey| survey.chosen.is_ok())
     }
 
-    /// Why not.
+    /// Returns why a rank here cannot use the fabric; `None` if it can.
     fn problem(&self) -> Option<String> {
         match &self.survey {
             Ok(survey) => survey.chosen.clone().err(),
@@ -45,11 +45,11 @@ impl Found {
         }
     }
 
-    /// The rows for programs.
+    /// Returns the rows for programs.
     pub(super) fn objects(&self) -> Vec<Value> {
         let chosen = self.survey.as_ref().ok().and_then(|survey| survey.chosen.as_ref().ok());
         let name = |(device, port): &(String, u8)| format!("{device}:{port}");
-        // As EARLYBIRD_DEVICE names them.
+        // As in EARLYBIRD_DEVICE.
         let chosen = chosen.map(|rails| rails.iter().map(name).collect::<Vec<_>>().join(","));
         let fabric = json!({
             "fabric": "verbs", "available": self.is_available(), "library": "libibverbs", "found": self.has_library,
@@ -127,7 +127,7 @@ fn listed(ports: &[DevicePort]) -> Table {
     table
 }
 
-/// What the device's work queues can wait for, in a word or two.
+/// Describes what the device's work queues can wait for, in a word or two.
 fn waits(port: &DevicePort) -> &'static str {
     match port.waits {
         Err(_) => "?",
@@ -138,7 +138,7 @@ fn waits(port: &DevicePort) -> &'static str {
     }
 }
 
-/// The LID on InfiniBand; and the GID, with its index and kind, where there is one.
+/// Returns the LID on InfiniBand, and the GID with its index and kind, if there is one.
 fn address(port: &DevicePort) -> String {
     let lid = (port.link == LinkLayer::InfiniBand).then(|| format!("LID {}", port.lid));
     let all: Vec<String> = lid.into_iter().chain(port.gid.clone()).collect();

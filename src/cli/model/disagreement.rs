@@ -1,12 +1,13 @@
-//! How far ranks are from their mean when they average in groups while new noise comes in.
+//! How far ranks are from their mean when they average in groups while new noise arrives.
 //!
-//! Each rank holds a number. In a round each adds noise of its own, with mean 0 and variance 1, and then takes the mean of
-//! its group. The disagreement is the mean, over ranks, of the expected square of the distance to the mean of all.
+//! Each rank holds a number. In a round each rank adds noise of its own, with mean 0 and variance 1, and then takes the
+//! mean of its group. The disagreement is the mean, over ranks, of the expected square of the distance to the mean of
+//! all.
 
-/// Cycles are added up until one changes the sum by less than this part of it.
+/// The sum over cycles ends when a cycle changes it by less than this fraction.
 const PRECISION: f64 = 1e-9;
 
-/// What is below this part of a unit of noise is rounding.
+/// A value below this fraction of a unit of noise is rounding.
 const LEAST: f64 = 1e-6;
 
 /// The covariances of the ranks' numbers. Members of a group hold the same number, so groups suffice.
@@ -14,12 +15,13 @@ const LEAST: f64 = 1e-6;
 struct Covariance {
     /// The group of each rank in the last round.
     group_of: Vec<usize>,
-    /// A row for each group of the last round. What all entries have in common is left out: it moves all ranks alike.
+    /// A row for each group of the last round. The common part of all entries is omitted, because it moves all ranks
+    /// alike.
     rows: Vec<Vec<f64>>,
 }
 
 impl Covariance {
-    /// All ranks hold the same number.
+    /// Creates the state in which all ranks hold the same number.
     fn new(ranks: u32) -> Self {
         Covariance { group_of: vec![0; ranks as usize], rows: vec![vec![0.0]] }
     }
@@ -48,7 +50,7 @@ impl Covariance {
         self.center(&size)
     }
 
-    /// Takes out what all entries have in common, and returns the mean of the variances that stay.
+    /// Removes the common part of all entries, and returns the mean of the remaining variances.
     fn center(&mut self, size: &impl Fn(usize) -> f64) -> f64 {
         let ranks = self.group_of.len() as f64;
         let sum = |(group, row): (usize, &Vec<f64>)| {
@@ -57,16 +59,16 @@ impl Covariance {
         let common = self.rows.iter().enumerate().map(sum).sum::<f64>() / (ranks * ranks);
         self.rows.iter_mut().flatten().for_each(|of| *of -= common);
         let variances = self.rows.iter().enumerate().map(|(group, row)| size(group) * row[group]);
-        // Rounding may leave less than nothing of nothing.
+        // Rounding may leave less than zero.
         (variances.sum::<f64>() / ranks).max(0.0)
     }
 }
 
-/// The disagreement after many cycles of these rounds: the mean over a cycle.
+/// Returns the disagreement after many cycles of these rounds: the mean over a cycle.
 pub(super) fn stationary(cycle: &[Vec<Vec<u32>>], ranks: u32) -> f64 {
     let mut covariance = Covariance::new(ranks);
     let mut last = 0.0;
-    // It grows from cycle to cycle, by less and less.
+    // It grows from cycle to cycle, less each time.
     loop {
         let mean = cycle.iter().map(|groups| covariance.round(groups)).sum::<f64>() / cycle.len() as f64;
         if mean - last <= PRECISION * mean.max(LEAST) {
@@ -76,17 +78,19 @@ pub(super) fn stationary(cycle: &[Vec<Vec<u32>>], ranks: u32) -> f64 {
     }
 }
 
-/// What no schedule with groups of at most `size` falls below. After *k* rounds the noise of a rank lies on at most
-/// `size`^*k* ranks, so of its variance at least 1 / `size`^*k* is left, of which 1 / `ranks` is in the mean.
+/// Returns a lower bound of the disagreement for any schedule with groups of at most `size`. After *k* rounds the noise
+/// of a rank lies on at most `size`^*k* ranks. So at least 1 / `size`^*k* of its variance is left, of which 1 / `ranks`
+/// is in the mean.
 pub(super) fn lower_bound(size: u32, ranks: u32) -> f64 {
     let left = std::iter::successors(Some(1.0), |left| Some(left / f64::from(size))).skip(1);
     let apart = left.map(|left| left - 1.0 / f64::from(ranks));
-    // A sum of none would be -0.
+    // The sum of an empty sequence would be -0.
     apart.take_while(|&apart| apart > 0.0).fold(0.0, |sum, apart| sum + apart)
 }
 
-/// The disagreement with as many balanced groups whose members are drawn anew in every round. A round leaves
-/// (*G* - 1) / (*P* - 1) of what disagrees, because the averaging has a trace of *G*, of which 1 is the mean.
+/// Returns the disagreement with the same number of balanced groups whose members are drawn anew in every round. A
+/// round leaves (*G* - 1) / (*P* - 1) of the disagreement, because the averaging has a trace of *G*, of which 1 is the
+/// mean.
 pub(super) fn of_random_groups(groups: u32, ranks: u32) -> f64 {
     if groups <= 1 {
         return 0.0;

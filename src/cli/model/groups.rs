@@ -27,7 +27,7 @@ pub(super) struct Args {
 const MOST_RANKS: u32 = 4096;
 const MOST_ROUNDS: u32 = 65_536;
 
-/// Groups of a round that a row of the table shows.
+/// The number of groups of a round that a row of the table shows.
 const SHOWN: usize = 32;
 
 pub(super) fn main(args: &Args) -> super::super::Outcome {
@@ -75,7 +75,7 @@ pub(super) fn main(args: &Args) -> super::super::Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The groups of a round, with their members ascending.
+/// Returns the groups of a round, with their members ascending.
 pub(super) fn groups(partition: Partition) -> Vec<Vec<u32>> {
     let members = |group| {
         let mut members: Vec<u32> = partition.members(group).collect();
@@ -85,12 +85,12 @@ pub(super) fn groups(partition: Partition) -> Vec<Vec<u32>> {
     (0..partition.groups()).map(members).collect()
 }
 
-/// The groups of each round until they repeat, from round 0 on.
+/// Returns the groups of each round until they repeat, from round 0 on.
 pub(super) fn cycle(schedule: Butterfly, ranks: u32) -> Vec<Vec<Vec<u32>>> {
     (0..schedule.cycle(ranks)).map(|round| groups(schedule.partition(ranks, round.into()))).collect()
 }
 
-/// The least number of rounds of which any run connects all ranks; none if a cycle does not.
+/// Returns the least number of consecutive rounds that always connects all ranks; `None` if a cycle does not.
 fn connected_after(cycle: &[Vec<Vec<u32>>], ranks: u32) -> Option<usize> {
     let from = |first| {
         let mut components = Components::new(ranks);
@@ -103,9 +103,9 @@ fn connected_after(cycle: &[Vec<Vec<u32>>], ranks: u32) -> Option<usize> {
     (0..cycle.len()).map(from).try_fold(0, |most, count| Some(most.max(count?)))
 }
 
-/// Ranks that chains of shared groups connect.
+/// The ranks that chains of shared groups connect.
 struct Components {
-    /// A rank of the same component; a rank that names itself stands for the component.
+    /// A rank of the same component; a rank that names itself represents the component.
     parents: Vec<u32>,
     count: u32,
 }
@@ -137,7 +137,7 @@ fn plural(rounds: usize) -> String {
     format!("{rounds} round{}", if rounds == 1 { "" } else { "s" })
 }
 
-/// The groups of a round.
+/// Prints the groups of a round.
 fn line(groups: &[Vec<u32>]) -> String {
     let shown = groups.iter().take(SHOWN).map(|group| members(group)).collect::<Vec<_>>().join(" ");
     match groups.len().checked_sub(SHOWN) {
@@ -146,7 +146,7 @@ fn line(groups: &[Vec<u32>]) -> String {
     }
 }
 
-/// The members of a group; three or more in a row as a range.
+/// Prints the members of a group; three or more consecutive ones as a range.
 fn members(group: &[u32]) -> String {
     let runs = group.chunk_by(|rank, next| rank + 1 == *next).map(|run| match run {
         [first, .., last] if run.len() > 2 => format!("{first}-{last}"),

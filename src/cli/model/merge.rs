@@ -60,7 +60,7 @@ const MOST_ALPHA_US: f64 = 60e6;
 const MOST_NS: f64 = 1e6;
 const MOST_FORWARD_MS: f64 = 86_400e3;
 
-/// Messages of a plan that a row of the table shows.
+/// The number of messages of a plan that a row of the table shows.
 const SHOWN: usize = 12;
 
 impl FromStr for Gpus {
@@ -86,7 +86,7 @@ impl FromStr for Gpus {
     }
 }
 
-/// What is predicted of a number of GPUs.
+/// The prediction for a number of GPUs.
 struct Prediction {
     gpus: u32,
     cost: Cost,
@@ -172,7 +172,7 @@ impl Args {
         }
     }
 
-    /// Optimal is the last one.
+    /// Returns the mergings; the optimal one comes last.
     fn mergings(&self) -> [(String, Merging); 4] {
         [
             ("each".to_owned(), Merging::Each),

@@ -1,4 +1,4 @@
-//! What a message costs on a network, over the number of GPUs.
+//! What a message costs on a network, depending on the number of GPUs.
 
 use std::time::Duration;
 
@@ -29,17 +29,17 @@ impl Algorithm {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Network {
     pub(super) algorithm: Algorithm,
-    /// Of a step, or of a whole allreduce if that is measured.
+    /// The time of a step, or of a whole allreduce if that is measured.
     pub(super) alpha_us: f64,
-    /// Of a byte on a link, or in a whole allreduce.
+    /// The time of a byte on a link, or in a whole allreduce.
     pub(super) beta_ns: f64,
-    /// Of a byte that is summed.
+    /// The time to sum a byte.
     pub(super) gamma_ns: f64,
 }
 
 impl Network {
-    /// 10 Gb/s Ethernet between machines with a K80, as the simulator of the MG-WFBP authors has it
-    /// (`scripts/gmwfbp.py` of shyhuai/B-Caffe). There β is 1.2 s for 9 × 2^30 bits.
+    /// 10 Gb/s Ethernet between machines with a K80, as in the simulator of the MG-WFBP authors (`scripts/gmwfbp.py` of
+    /// shyhuai/B-Caffe). There β is 1.2 s for 9 × 2^30 bits.
     pub(super) const PUBLISHED: Network = Network {
         algorithm: Algorithm::Ring,
         alpha_us: 45.25,
@@ -47,8 +47,8 @@ impl Network {
         gamma_ns: 2.5,
     };
 
-    /// A message between this number of GPUs, at least 1. Both algorithms move each byte 2 (n - 1) / n
-    /// times over a link, and sum it (n - 1) / n times.
+    /// Returns the cost of a message between this number of GPUs, at least 1. Both algorithms move each byte 2 (n - 1)
+    /// / n times over a link, and sum it (n - 1) / n times.
     pub(super) fn cost(self, gpus: u32) -> Cost {
         let share = f64::from(gpus - 1) / f64::from(gpus);
         let steps = match self.algorithm {

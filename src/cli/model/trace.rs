@@ -9,10 +9,10 @@ use crate::merge::Gradient;
 /// GoogLeNet on a K80; `data/README.md` names its source.
 const GOOGLENET: &str = include_str!("../../../data/googlenet_k80.csv");
 
-/// The first line of a trace that is no comment.
+/// The first line of a trace that is not a comment.
 const HEADER: &str = "elements,backward_seconds";
 
-/// The time of a plan grows with the square of the number of gradients.
+/// The maximum number of gradients: the time of a plan grows with its square.
 const MOST_GRADIENTS: usize = 4096;
 
 const MOST_ELEMENTS: u64 = 1 << 40;
@@ -22,7 +22,7 @@ const MOST_SECONDS: f64 = 86_400.0;
 #[derive(Debug)]
 pub(in crate::cli) struct Trace {
     pub(in crate::cli) gradients: Vec<Gradient>,
-    /// How long the backward pass takes.
+    /// The duration of the backward pass.
     pub(in crate::cli) backward: Duration,
 }
 
@@ -50,7 +50,7 @@ impl Trace {
         Self::read(&text, bytes_per_element).map_err(|error| named(&error))
     }
 
-    /// Reads a trace: `elements,backward_seconds`, a line a gradient, and comments after `#`.
+    /// Reads a trace: `elements,backward_seconds`, one line for each gradient, and comments after `#`.
     pub(in crate::cli) fn read(text: &str, bytes_per_element: u64) -> Result<Self, TraceError> {
         let lines = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
         let mut lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
@@ -91,7 +91,7 @@ fn row(number: usize, line: &str) -> Result<(u64, Duration), TraceError> {
     Ok((count, time.ok_or_else(|| bad(number, "backward seconds from 0 to 86400", seconds))?))
 }
 
-/// Of what was found, no more than a message can hold.
+/// Creates an error. It contains no more of the found text than a message can hold.
 fn bad(line: usize, expected: &'static str, found: &str) -> TraceError {
     TraceError::Line { line, expected, found: found.chars().take(40).collect() }
 }

@@ -21,7 +21,7 @@ pub(super) fn connectivity(world: &World, effort: &Effort) -> Result<Finding> {
     Ok(Finding::held(format!("{} pairs; the slowest fetch-add, rank {rank} to {peer}: {time}", ranks * (ranks - 1))))
 }
 
-/// The first and the last rank, which often are on different hosts.
+/// Returns the first and the last rank, which often are on different hosts.
 fn ends(world: &World) -> (u32, u32) {
     (0, world.size() - 1)
 }
@@ -48,20 +48,20 @@ pub(super) fn atomic_latency(world: &World, effort: &Effort) -> Result<Finding> 
     Ok(times(seconds, "fetch_add_lat", pair))
 }
 
-/// The rules to try.
+/// Returns the rules to try.
 pub(super) fn rules(ranks: u32) -> Vec<Fire> {
     let half = Fire::quorum(ranks.div_ceil(2));
     vec![Fire::ALL, Fire::SOLO, half, Fire::majority(1), Fire::deadline(Duration::from_millis(2))]
 }
 
-/// Rounds that tell how long one takes.
+/// The number of rounds that show how long one takes.
 const TRIAL: u64 = 6;
 
-/// The most rounds of a size.
+/// The maximum number of rounds of a size.
 const MOST: u64 = 2000;
 
-/// Rounds of a rule in every size; each rank computes a little now and then. Where rounds are very
-/// slow, the larger sizes are left out.
+/// Runs rounds of a rule in every size; each rank computes a little now and then. If rounds are very slow, the larger
+/// sizes are omitted.
 pub(super) fn rule(world: &World, effort: &Effort, fire: Fire) -> Result<Finding> {
     let (mut total, mut parts, mut problem) = (0, Vec::new(), None);
     for &bytes in effort.sizes {
@@ -90,7 +90,7 @@ pub(super) fn rule(world: &World, effort: &Effort, fire: Fire) -> Result<Finding
 /// Lengths that no segment or word divides.
 const LENGTHS: [usize; 4] = [0, 1, 7, 1000];
 
-/// Every element type with every reduction.
+/// Tries every element type with every reduction.
 pub(super) fn types(world: &World, _: &Effort) -> Result<Finding> {
     let problems = [
         reductions::<f32>(world)?,
@@ -106,7 +106,7 @@ pub(super) fn types(world: &World, _: &Effort) -> Result<Finding> {
     Ok(Finding::unless(problem, "8 types, sum min max prod, lengths 0 1 7 1000"))
 }
 
-/// What a rank contributes: at most eight ranks have a two, so that a type has every product.
+/// Returns what a rank contributes. At most eight ranks have a two, so that a type can represent every product.
 fn small(rank: u32, index: usize) -> u32 {
     if rank < 8 { 1 + (rank + index as u32) % 2 } else { 1 }
 }
@@ -121,7 +121,7 @@ fn reductions<T: Exact>(world: &World) -> Result<Option<String>> {
             _ => a + b,
         };
         for length in LENGTHS {
-            // A sum of more is not exact in every type.
+            // A greater sum is not exact in every type.
             if reduce == Reduce::Sum && 2 * world.size() > T::MOST {
                 continue;
             }

@@ -15,10 +15,10 @@ use super::common::{Membership, Start};
 use super::launch::{again, check_ranks};
 use report::{Finding, Report, ReportRow};
 
-/// Ranks that it starts without a launcher, unless a number is given.
+/// The number of ranks that it starts without a launcher, unless a number is given.
 const USUAL_RANKS: u32 = 4;
 
-/// For every wait that is not itself checked.
+/// The deadline of every wait that is not itself checked.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug, clap::Args)]
@@ -30,16 +30,16 @@ pub(super) struct Args {
     start: Start,
 }
 
-/// How much is tried.
+/// How thoroughly the checks test.
 #[derive(Clone, Copy, Debug)]
 struct Effort {
-    /// For the rounds of a rule with one size.
+    /// The time for the rounds of a rule with one size.
     time: Duration,
-    /// Bytes of the outcomes.
+    /// The sizes of the outcomes, in bytes.
     sizes: &'static [usize],
-    /// Ranks that are absent in turn, at most.
+    /// The maximum number of ranks that are absent in turn.
     absent: u32,
-    /// Atomics to each peer, and round trips of a pair.
+    /// The number of atomics to each peer, and of round trips of a pair.
     operations: u64,
 }
 
@@ -54,7 +54,7 @@ impl Effort {
     };
 }
 
-/// A check: its name, the guarantees that it is for, the fewest ranks that it needs, and what does it.
+/// A check: its name, the guarantees that it tests, the minimum number of ranks, and its function.
 struct Check {
     name: String,
     guarantees: &'static [&'static str],
@@ -62,7 +62,7 @@ struct Check {
     run: Run,
 }
 
-/// All ranks run it, in the same order. An error means that the world cannot go on.
+/// The function of a check. All ranks run it, in the same order. An error means that the world cannot continue.
 type Run = Box<dyn Fn(&World, &Effort) -> crate::Result<Finding>>;
 
 pub(super) fn main(args: &Args) -> super::Outcome {
@@ -93,14 +93,14 @@ pub(super) fn main(args: &Args) -> super::Outcome {
     }
     world.barrier(PATIENCE)?;
     report.finish(begun.elapsed());
-    // One rank speaks for all, with its exit status too.
+    // One rank reports for all, also with its exit status.
     match report.broken {
         broken if broken == 0 || world.rank() > 0 => Ok(ExitCode::SUCCESS),
         broken => Err(format!("{broken} of {} checks did not hold", checks.len()).into()),
     }
 }
 
-/// After an error no further check makes sense: the others hear of it, and the table says so.
+/// Stops after an error, after which no further check makes sense: the others hear of it, and the table shows it.
 fn give_up(world: &World, report: &mut Report, check: &Check, error: &Error) {
     world.abort(&format!("selftest, {}: {error}", check.name));
     report.row(&ReportRow {

@@ -1,4 +1,4 @@
-//! The table of checks, row by row while it runs.
+//! The table of checks, printed row by row.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{Check, PATIENCE};
 
-/// What a check has found.
+/// The result of a check.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Finding {
     verdict: Verdict,
@@ -36,7 +36,7 @@ impl Finding {
         Finding { verdict: Verdict::NotRun, text: reason.into() }
     }
 
-    /// Broken by a problem, if there is one.
+    /// Creates a finding: violated if there is a problem.
     pub(super) fn unless(problem: Option<String>, figure: impl Into<String>) -> Self {
         problem.map_or_else(|| Finding::held(figure), Finding::broken)
     }
@@ -47,7 +47,7 @@ impl Finding {
             Verdict::Broken => b'b',
             Verdict::NotRun => b'n',
         };
-        // An exchange has little space, and the beginning says the most.
+        // An exchange has little space, and the beginning is the most informative part.
         let end = (0..=self.text.len().min(MOST_TEXT)).rev().find(|&end| self.text.is_char_boundary(end)).unwrap_or(0);
         [&[code], &self.text.as_bytes()[..end]].concat()
     }
@@ -62,7 +62,7 @@ impl Finding {
         Finding { verdict, text: String::from_utf8_lossy(text).into_owned() }
     }
 
-    /// The finding of a world: the first rank's for which the check did not hold, or else that of rank 0.
+    /// Returns the finding of a world: that of the first rank for which the check did not hold, or else that of rank 0.
     fn merged(all: impl IntoIterator<Item = Finding>) -> Self {
         let mut all = (0..).zip(all);
         let first = all.next().map(|(_, finding)| finding);
@@ -77,7 +77,7 @@ impl Finding {
     }
 }
 
-/// Bytes of a text that other ranks are told.
+/// The maximum length in bytes of a text that other ranks are told.
 const MOST_TEXT: usize = 900;
 
 /// A check with the finding of all ranks.
@@ -97,11 +97,11 @@ impl<'a> ReportRow<'a> {
     }
 }
 
-/// Rank 0 prints; the others only count.
+/// The report. Rank 0 prints it; the others only count.
 pub(super) struct Report {
     speaks: bool,
     json: bool,
-    /// Whether a line can be written over.
+    /// Whether a line can be overwritten.
     shows_progress: bool,
     world: serde_json::Value,
     /// The width of the longest name.
@@ -111,7 +111,7 @@ pub(super) struct Report {
     pub(super) broken: usize,
 }
 
-/// The width of the guarantees of a row: of five, with spaces between them.
+/// The width of the guarantees of a row: five of them, with spaces between.
 const GUARANTEES: usize = 14;
 
 impl Report {
@@ -135,11 +135,11 @@ impl Report {
         }
     }
 
-    /// Says what runs now.
+    /// Prints what runs now.
     pub(super) fn begin(&self, check: &Check) {
         if self.shows_progress {
             let mut out = std::io::stdout();
-            // The row replaces it.
+            // The row will replace it.
             let _ = write!(out, "{:<GUARANTEES$}  {:<width$}  ...\r", "", check.name, width = self.width);
             let _ = out.flush();
         }
@@ -176,7 +176,7 @@ impl Report {
         say!("{guarantees:<GUARANTEES$}  {:<width$}  {held:<4}  {text}", row.name, width = self.width);
     }
 
-    /// Prints the result of all.
+    /// Prints the result of all checks.
     pub(super) fn finish(&self, took: Duration) {
         if !self.speaks {
             return;

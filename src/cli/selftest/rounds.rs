@@ -8,13 +8,13 @@ use super::super::pattern::Exact;
 use super::PATIENCE;
 use super::witness::Witness;
 
-/// A collective at work, as one rank sees it.
+/// A collective in use, as one rank sees it.
 pub(super) struct Rounds<'w, T: Exact> {
     world: &'w World,
     sum: Allreduce<T>,
     depth: u32,
     pub(super) witness: Witness,
-    /// From arriving to having the outcome, in seconds.
+    /// The times from arriving to having the outcome, in seconds.
     pub(super) latencies: Vec<f64>,
 }
 
@@ -29,7 +29,7 @@ impl<'w, T: Exact> Rounds<'w, T> {
         Ok(Rounds { world, sum, depth: DEPTH, witness, latencies: Vec::new() })
     }
 
-    /// Makes steps until round `end` is there; before each, the rank computes for a while.
+    /// Makes steps until round `end` is complete. Before each step the rank computes for a while.
     pub(super) fn until(&mut self, end: u64, pause: impl Fn(u64) -> Duration) -> Result<()> {
         let rank = self.world.rank();
         let mut step = 0;
@@ -47,7 +47,7 @@ impl<'w, T: Exact> Rounds<'w, T> {
         Ok(())
     }
 
-    /// Leaves, and compares what the ranks have seen; all of them have received the same rounds.
+    /// Leaves, and compares what the ranks have seen; all ranks have received the same rounds.
     pub(super) fn finish(mut self) -> Result<Witness> {
         self.witness.account(self.world.rank());
         self.sum.finish(PATIENCE)?;
@@ -61,7 +61,7 @@ impl<'w, T: Exact> Rounds<'w, T> {
     }
 }
 
-/// The numbers of all ranks, in rank order. All ranks call it.
+/// Returns the numbers of all ranks, in rank order. All ranks call it.
 pub(super) fn gather<const N: usize>(world: &World, mine: [u64; N]) -> Result<Vec<[u64; N]>> {
     let bytes = mine.map(u64::to_le_bytes).concat();
     let all = world.raw_fabric().exchange("selftest", &bytes, Instant::now() + PATIENCE)?;
@@ -72,17 +72,17 @@ pub(super) fn gather<const N: usize>(world: &World, mine: [u64; N]) -> Result<Ve
     Ok(all.iter().map(|bytes| std::array::from_fn(|index| number(bytes, index))).collect())
 }
 
-/// The longest of the times of all ranks. All ranks call it.
+/// Returns the longest of the times of all ranks. All ranks call it.
 pub(super) fn longest(world: &World, mine: Duration) -> Result<Duration> {
     let all = gather(world, [mine.as_nanos() as u64])?;
     Ok(Duration::from_nanos(all.iter().map(|[nanos]| *nanos).max().unwrap_or(0)))
 }
 
-/// The time of a small synchronous round, on the slowest rank. All ranks call it.
+/// Returns the time of a small synchronous round on the slowest rank. All ranks call it.
 pub(super) fn pace(world: &World) -> Result<Duration> {
     const ROUNDS: u64 = 8;
     let mut rounds = Rounds::<f32>::new(world, Fire::ALL, 64)?;
-    // Ranks connect when they first have something to send.
+    // Ranks connect when they first have data to send.
     rounds.until(1, |_| Duration::ZERO)?;
     let start = Instant::now();
     rounds.until(1 + ROUNDS, |_| Duration::ZERO)?;
@@ -91,7 +91,7 @@ pub(super) fn pace(world: &World) -> Result<Duration> {
     Ok(time / ROUNDS as u32)
 }
 
-/// A time for people.
+/// Returns a time for people.
 pub(super) fn told(seconds: f64) -> String {
     let us = seconds * 1e6;
     match us {

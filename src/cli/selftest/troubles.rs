@@ -8,20 +8,20 @@ use super::report::Finding;
 use super::rounds::{Rounds, longest, pace, told};
 use super::{Effort, PATIENCE};
 
-/// One round in this number waits for all ranks: then every contribution until there has entered.
+/// The period of full rounds: each of them waits for all ranks, so that every earlier contribution has entered.
 const FULL: u64 = 8;
 
-/// The least time for which the late rank computes before each step.
+/// The minimum time for which the late rank computes before each step.
 const COMPUTE: Duration = Duration::from_millis(4);
 
-/// Rules under which ranks can be late.
+/// Returns the rules under which ranks can be late.
 pub(super) fn late_rules(ranks: u32) -> Vec<Fire> {
     let full = |fire: Fire| fire.full_every(FULL as u32);
     vec![full(Fire::SOLO), full(Fire::quorum(ranks.div_ceil(2))), full(Fire::deadline(COMPUTE / 2))]
 }
 
-/// The last rank computes before each step, and the others do not: it is late again and again. After
-/// a full round each contribution must have entered, once.
+/// The last rank computes before each step, and the others do not, so it is late repeatedly. After a full round each
+/// contribution must have entered, once.
 pub(super) fn late(world: &World, effort: &Effort, fire: Fire) -> Result<Finding> {
     let compute = (pace(world)? * 3).clamp(COMPUTE, Duration::from_millis(500));
     let is_late = world.rank() + 1 == world.size();
@@ -48,19 +48,19 @@ pub(super) fn late(world: &World, effort: &Effort, fire: Fire) -> Result<Finding
     })
 }
 
-/// Rounds that are made without the rank that sleeps. All fit its ring.
+/// The number of rounds that are made without the sleeping rank. All fit its ring.
 const WITHOUT: u64 = 4;
 
-/// How long a rank sleeps: far longer than the rounds take that the others make.
+/// Returns how long a rank sleeps: far longer than the rounds that the others make meanwhile.
 fn nap(world: &World) -> Result<Duration> {
     Ok((pace(world)? * 10 * WITHOUT as u32).clamp(Duration::from_millis(150), Duration::from_secs(3)))
 }
 
-/// How often a check is repeated with twice the time.
+/// How often a check is repeated, each time with twice the time.
 const REPEATS: u32 = 4;
 
-/// Makes a check in a time. On a busy machine other ranks may do less in it than the check needs: where a rank says that
-/// this was so, the check is made again in twice the time. So what is judged is what ranks have done, and not how fast.
+/// Makes a check in a time. On a busy machine other ranks may do less in it than the check needs. If a rank reports
+/// that, the check is repeated in twice the time. So the check judges what ranks have done, not how fast.
 fn in_enough_time<R>(
     world: &World,
     mut time: Duration,
@@ -77,8 +77,7 @@ fn in_enough_time<R>(
     unreachable!("the last repeat returns")
 }
 
-/// Each rank in turn sleeps outside the library, while the others make rounds. So a rank that is the
-/// home of a round sleeps, too.
+/// Lets each rank in turn sleep outside the library, while the others make rounds. So the home of a round sleeps, too.
 pub(super) fn absent(world: &World, effort: &Effort) -> Result<Finding> {
     let (ranks, mut nap) = (world.size(), nap(world)?);
     let turns = ranks.min(effort.absent);
@@ -96,9 +95,9 @@ pub(super) fn absent(world: &World, effort: &Effort) -> Result<Finding> {
     Ok(Finding::unless(problem, figure))
 }
 
-/// Makes rounds without one rank, which then receives them and is carried into the next one. Returns whether that rank woke
-/// before they were made, what the rounds took here, and a problem that this rank has seen. Where the others need it, it
-/// always wakes before.
+/// Makes rounds without one rank, which then receives them and is carried into the next one. Returns whether that rank
+/// woke before they were made, the time that the rounds took here, and a problem that this rank has seen. If the others
+/// need the rank, it always wakes before.
 fn without(world: &World, sleeper: u32, nap: Duration) -> Result<(bool, (Duration, Option<String>))> {
     let ranks = world.size();
     let fire = Fire::quorum(ranks - 1);
@@ -133,12 +132,12 @@ fn without(world: &World, sleeper: u32, nap: Duration) -> Result<(bool, (Duratio
         }
         took = start.elapsed();
     }
-    // The sleeper has arrived late by now: it is carried into the next round.
+    // The sleeper has arrived late by now, so it is carried into the next round.
     world.barrier(PATIENCE)?;
     if !sleeps {
         sum.contribution()?.fill(1);
         sum.arrive()?;
-        // Others may have left meanwhile, which closes further rounds.
+        // Other ranks may have left meanwhile, which closes further rounds.
         let outcomes = sum.wait(PATIENCE)?;
         let mut entries = outcomes.iter().flat_map(|outcome| outcome.cut().entries());
         let age = entries.find(|entry| entry.rank == sleeper && entry.part == Part::Carried).map(|entry| entry.age);
@@ -150,14 +149,15 @@ fn without(world: &World, sleeper: u32, nap: Duration) -> Result<(bool, (Duratio
     Ok((early, (took, problem)))
 }
 
-/// A rank does not come: the deadline of the others names it, and nothing is lost.
+/// Checks a deadline: a rank does not come, the deadline of the others names it, and nothing is lost.
 pub(super) fn deadline(world: &World, _: &Effort) -> Result<Finding> {
     let missing = world.size() - 1;
     let (short, problem) = in_enough_time(world, nap(world)?, |short| without_the_last(world, missing, short))?;
     Ok(Finding::unless(problem, format!("after {} each other rank named rank {missing}", told(short.as_secs_f64()))))
 }
 
-/// A round for which one rank is late. Returns whether others were late, too, and a problem that this rank has seen.
+/// Makes a round for which one rank is late. Returns whether others were late, too, and a problem that this rank has
+/// seen.
 fn without_the_last(world: &World, missing: u32, short: Duration) -> Result<(bool, Option<String>)> {
     let mut sum = world.allreduce::<u64>(&[16]).build()?;
     world.barrier(PATIENCE)?;
@@ -188,7 +188,7 @@ fn without_the_last(world: &World, missing: u32, short: Duration) -> Result<(boo
     Ok((hurried, problem))
 }
 
-/// One rank asks for another depth: every rank is told both values.
+/// Checks a mismatch: one rank asks for another depth, and every rank is told both values.
 pub(super) fn mismatch(world: &World, _: &Effort) -> Result<Finding> {
     let is_different = world.rank() + 1 == world.size();
     let depth = if is_different { 4 } else { 5 };

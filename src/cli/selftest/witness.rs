@@ -1,4 +1,4 @@
-//! What a rank sees of the rounds of a collective, judged by what every rank must have contributed.
+//! The rounds of a collective as a rank sees them, judged by what every rank must have contributed.
 
 use std::collections::HashSet;
 
@@ -14,18 +14,18 @@ pub(super) struct Witness {
     executor: Executor,
     pattern: Pattern,
     pub(super) newest: u64,
-    /// Contributions that have entered: the rank, and the round that they were made for.
+    /// The contributions that have entered: the rank, and the round that they were made for.
     entered: HashSet<(u32, u64)>,
     /// The rounds for which this rank has made contributions.
     made: Vec<u64>,
-    /// Depends on every bit and on every cut.
+    /// A digest of every bit and every cut.
     digest: u64,
     pub(super) fresh: u64,
     pub(super) carried: u64,
     pub(super) age_max: u64,
-    /// Rounds that one wait returned, at most.
+    /// The maximum number of rounds that one wait returned.
     pub(super) most_at_once: usize,
-    /// The first thing that was wrong, with the guarantee that it breaks.
+    /// The first error, with the guarantee that it violates.
     pub(super) problem: Option<String>,
 }
 
@@ -54,7 +54,7 @@ impl Witness {
         self.made.push(self.newest + 1);
     }
 
-    /// Contributions that entered, of all ranks.
+    /// Returns the number of contributions that entered, of all ranks.
     pub(super) fn contributions(&self) -> usize {
         self.entered.len()
     }
@@ -91,7 +91,7 @@ impl Witness {
         self.newest = round;
         let wrong = self.pattern.wrong(outcome, Absent::Carry, |target| target, 1);
         self.mind(wrong == 0, || format!("G1: round {round} has {wrong} elements that are not the sum of {cut:?}"));
-        // A last arrival counts, and brings no data.
+        // A last arrival counts, but has no data.
         let arrived = cut.entries().filter(|entry| entry.part != Part::Carried).count();
         let leaves = cut.entries().any(|entry| entry.part == Part::Leaving);
         let needed = if fire.limit().is_some() { 1 } else { fire.threshold(self.ranks) };
@@ -121,8 +121,8 @@ impl Witness {
         outcome.data().iter().for_each(|x| self.mix(x.to_f64().to_bits()));
     }
 
-    /// After a full round all contributions of this rank must have entered, and after any other one
-    /// all but the last.
+    /// Checks that all contributions of this rank have entered after a full round, and all but the last after any other
+    /// round.
     pub(super) fn account(&mut self, rank: u32) {
         let is_full = self.fire.is_synchronous() || self.fire.is_full(self.newest);
         let settled = if is_full { self.made.len() } else { self.made.len().saturating_sub(1) };

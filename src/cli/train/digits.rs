@@ -1,4 +1,4 @@
-//! The handwritten digits, read from the bundled file (see `data/README.md`), and how they are learned.
+//! The handwritten digits, read from the bundled file (see `data/README.md`), and how a network learns them.
 
 use crate::Scale;
 use rand::{RngExt, SeedableRng};

@@ -14,24 +14,24 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::rows::{add_scaled, dot, row, row_mut};
 
-/// Different symbols. Symbol 0 ends a line, and is what the network reads before its first symbol.
+/// The number of different symbols. Symbol 0 ends a line, and the network reads it before its first symbol.
 pub(super) const SYMBOLS: usize = 61;
 const END: u8 = 0;
 
 const HIDDEN: usize = 160;
 const GATES: usize = 3 * HIDDEN;
 
-/// Elements of the tensors, which lie one after the other: a row of `input` for each symbol, a row of `recurrent` for
-/// each element of the state, the bias of the gates, a row of `output` for each symbol, and its bias.
+/// The elements of each tensor. The tensors lie one after the other: a row of `input` for each symbol, a row of
+/// `recurrent` for each element of the state, the bias of the gates, a row of `output` for each symbol, and its bias.
 pub(super) const TENSORS: [usize; 5] = [SYMBOLS * GATES, HIDDEN * GATES, GATES, SYMBOLS * HIDDEN, SYMBOLS];
 
 pub(super) const PARAMETERS: usize = TENSORS[0] + TENSORS[1] + TENSORS[2] + TENSORS[3] + TENSORS[4];
 
-/// Rows of `recurrent` that are used together.
+/// The number of rows of `recurrent` that are used together.
 const PART: usize = 8;
 const _: () = assert!(HIDDEN.is_multiple_of(PART));
 
-/// Lines that are computed side by side: a row of a matrix that is in the cache serves all of them.
+/// The number of lines that are computed side by side: a row of a matrix in the cache serves all of them.
 const SIDE_BY_SIDE: usize = 8;
 
 pub(super) fn initial(seed: u64) -> Vec<f32> {
@@ -70,21 +70,21 @@ struct Time {
     lines: usize,
 }
 
-/// What a pass over lines leaves for the pass back, a row for each symbol.
+/// What a forward pass over lines stores for the backward pass, with a row for each symbol.
 #[derive(Debug, Default)]
 pub(super) struct Gru {
     times: Vec<Time>,
-    /// Keep, reset and fresh.
+    /// The values keep, reset and fresh.
     gates: Vec<f32>,
-    /// What the reset gate scales.
+    /// The values that the reset gate scales.
     scaled: Vec<f32>,
-    /// A row of zeros, and the states.
+    /// A row of zeros, and then the states.
     states: Vec<f32>,
-    /// Probabilities of the next symbol; the pass back writes slopes of the scores over them.
+    /// The probabilities of the next symbol. The backward pass overwrites them with slopes of the scores.
     scores: Vec<f32>,
-    /// Products of the present time, a row for each line; in the pass back their slopes.
+    /// The products at the present time, a row for each line; in the backward pass their slopes.
     products: Vec<f32>,
-    /// Slopes of the states of the present time, a row for each line.
+    /// The slopes of the states at the present time, a row for each line.
     slopes: Vec<f32>,
 }
 
@@ -117,14 +117,14 @@ impl Gru {
         all
     }
 
-    /// Lines of similar lengths side by side, the longest of them first.
+    /// Visits lines of similar lengths side by side, the longest of them first.
     fn for_each_group(&mut self, lines: &[&[u8]], mut visit: impl FnMut(&mut Self, &[&[u8]])) {
         let mut lines = lines.to_vec();
         lines.sort_by_key(|line| std::cmp::Reverse(line.len()));
         lines.chunks(SIDE_BY_SIDE).for_each(|group| visit(self, group));
     }
 
-    /// Makes room for lines, which must be sorted.
+    /// Allocates memory for lines, which must be sorted.
     fn lay_out(&mut self, lines: &[&[u8]]) {
         self.times.clear();
         let mut rows = 0;
@@ -142,7 +142,7 @@ impl Gru {
         grow(&mut self.slopes, SIDE_BY_SIDE * HIDDEN);
     }
 
-    /// The row of `states` that a line has before a time.
+    /// Returns the row of `states` that a line has before a time.
     fn before(&self, at: usize, line: usize) -> usize {
         if at == 0 { 0 } else { 1 + self.times[at - 1].first_row + line }
     }
@@ -227,7 +227,8 @@ impl Gru {
         }
     }
 
-    /// From the slope of a state to those of its products, and to the part of the state before that the gate keeps.
+    /// Computes, from the slope of a state, those of its products and of the part of the previous state that the gate
+    /// keeps.
     fn backward_gates(&mut self, at: usize, line: usize, read_slope: &mut [f32]) {
         let place = self.times[at].first_row + line;
         let before = row(&self.states, HIDDEN, self.before(at, line));
@@ -253,7 +254,7 @@ impl Gru {
     }
 }
 
-/// The symbol that the network reads at a time: the one that it had to predict before.
+/// Returns the symbol that the network reads at a time: the one that it had to predict before.
 #[inline]
 fn read(line: &[u8], at: usize) -> usize {
     usize::from(if at == 0 { END } else { line[at - 1] })

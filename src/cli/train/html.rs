@@ -15,7 +15,7 @@ polyline{fill:none;stroke-width:1.8}.grid{stroke:#e4e4e4}.axis{stroke:#888}.key{
 height:.7em;margin-right:.4em}@media(prefers-color-scheme:dark){body{background:#181818;color:#ddd}\
 svg text{fill:#bbb}.grid{stroke:#333}td,th{border-color:#444}}";
 
-/// A page with a table and curves for each rule.
+/// Returns a page with a table and curves for each rule.
 pub(super) fn page(title: &str, runs: &[(String, Trained)]) -> String {
     let mut html = format!(
         "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>{title}</title><style>{STYLE}</style>\n<h1>{title}</h1>\n\

@@ -1,7 +1,7 @@
-//! Linear regression in 8,192 dimensions, the first workload of eager-SGD (PPoPP 2020): 32,768 points
-//! on a hyperplane with noise in their labels, a global batch of 2,048.
+//! Linear regression in 8,192 dimensions, the first workload of eager-SGD (PPoPP 2020): 32,768 points on a hyperplane
+//! with noise in their labels, and a global batch of 2,048.
 //!
-//! Points are computed from the seed whenever they are needed: all of them would take a gigabyte.
+//! Points are computed from the seed whenever they are needed, because all of them would take a gigabyte.
 
 use crate::Scale;
 use rand::{Rng, SeedableRng};
@@ -15,21 +15,21 @@ const DIMENSIONS: usize = 8192;
 const POINTS: u64 = 32_768;
 const GLOBAL_BATCH: u32 = 2048;
 
-/// Standard deviation of the noise in labels.
+/// The standard deviation of the noise in labels.
 const NOISE: f32 = 1.0;
 
-/// Variance of a label without noise.
+/// The variance of a label without noise.
 const SIGNAL: f32 = 32.0;
 
 /// The default learning rate, as a fraction of the largest stable one.
 pub(super) const USUAL_RATE: f32 = 0.1;
 
-/// With the default rate the loss falls twentyfold in this number of epochs.
+/// The number of epochs in which the loss falls to a twentieth with the default rate.
 pub(super) const USUAL_EPOCHS: u32 = 7;
 
-/// The largest learning rate with which synchronous training converges: the expected squared
-/// distance from the truth shrinks by 1 - 2r + r²(1 + (d + 1) / B) in a step, for a fresh batch of B
-/// points in d dimensions whose coordinates are independent and of variance 1.
+/// Returns the largest learning rate with which synchronous training converges. The expected squared distance from the
+/// truth shrinks by 1 - 2r + r²(1 + (d + 1) / B) in a step, for a fresh batch of B points in d dimensions whose
+/// coordinates are independent and have variance 1.
 fn largest_stable() -> f32 {
     2.0 / (1.0 + (DIMENSIONS as f32 + 1.0) / GLOBAL_BATCH as f32)
 }
@@ -46,7 +46,7 @@ pub(super) struct Hyperplane {
 }
 
 impl Hyperplane {
-    /// `rate` is a fraction of the largest stable one.
+    /// Creates the learner. `rate` is a fraction of the largest stable one.
     pub(super) fn new(seed: u64, (rank, ranks): (u32, u32), rate: f32, epochs: u32) -> Self {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let scale = (SIGNAL / DIMENSIONS as f32).sqrt();
@@ -60,10 +60,10 @@ impl Hyperplane {
         POINTS / u64::from(GLOBAL_BATCH)
     }
 
-    /// Writes point `index`; returns its label.
+    /// Writes point `index`, and returns its label.
     fn draw(&self, index: u64, point: &mut [f32]) -> f32 {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(self.seed ^ (index + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        // Uniform, four coordinates from each random word, with a variance of 1.
+        // The coordinates are uniform with a variance of 1, four from each random word.
         let scale = 3.0f32.sqrt() / 32_768.0;
         for four in point.chunks_exact_mut(4) {
             let bits = rng.next_u64();
@@ -83,8 +83,8 @@ impl Learner for Hyperplane {
 
     fn gradient(&mut self, weights: &[f32], step: u64, into: &mut [f32]) {
         into.fill(0.0);
-        // The ranks' batches may differ by a point. Each is divided by their mean size, so the mean
-        // of all gradients is that of the global batch.
+        // The ranks' batches may differ by a point. Each is divided by their mean size, so the mean of all gradients is
+        // that of the global batch.
         let bound = |rank: u32| u64::from(rank) * u64::from(GLOBAL_BATCH) / u64::from(self.ranks);
         let first = step % Self::steps_in_epoch() * u64::from(GLOBAL_BATCH);
         let batch = self.batch() as f32;
@@ -113,8 +113,8 @@ impl Learner for Hyperplane {
         u64::from(self.epochs) * Self::steps_in_epoch() * u64::from(self.ranks)
     }
 
-    /// The expected squared error of a new point. Coordinates are independent and of variance 1, so it
-    /// is the noise and the squared distance from the truth.
+    /// Returns the expected squared error of a new point. Coordinates are independent and have variance 1, so the error
+    /// is the noise plus the squared distance from the truth.
     fn evaluate(&self, weights: &[f32]) -> Quality {
         let distance: f64 = weights.iter().zip(&self.truth).map(|(w, t)| f64::from(w - t).powi(2)).sum();
         Quality { loss: f64::from(NOISE).powi(2) + distance, accuracy: None }

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use crate::{BucketOutcomes, BucketedAllreduce, Buckets, Executor, Mover, Result, Scale, World};
 
-/// The part of a step that is over when the backward pass begins.
+/// The fraction of a step that is over when the backward pass begins.
 const FORWARD: f64 = 1.0 / 3.0;
 
 /// A collective over the tensors of a model, from the last one to the first.
 pub(super) struct Layers {
     sum: BucketedAllreduce<f32>,
-    /// Where each tensor lies in the model, in the order in which it is handed in.
+    /// The range of each tensor in the model, in the order in which it is handed in.
     ranges: Vec<Range<usize>>,
     elements: usize,
 }
@@ -35,7 +35,7 @@ impl Layers {
         Ok(Layers { sum: all.buckets(Buckets::Measured).build()?, ranges, elements })
     }
 
-    /// Hands a gradient in: each tensor when a step that began then, and takes so long, has computed it.
+    /// Hands in a gradient: each tensor when a step that began at `begun`, and takes `whole`, has computed it.
     pub(super) fn hand_in(&mut self, gradient: &[f32], (begun, whole): (Instant, Duration)) -> Result<()> {
         self.sum.begin()?;
         let mut computed = 0;

@@ -1,4 +1,4 @@
-//! What one training run does otherwise than another.
+//! How one training run differs from another.
 
 use crate::{Absent, AllreduceBuilder, Checkpoint, Fire, Group, Preset, Scale, When};
 
@@ -21,7 +21,8 @@ impl Method {
         Method { preset: Some(preset), fire: preset.fire(ranks), group: preset.group(ranks), ranks }
     }
 
-    /// The same with rounds that wait for all, so that it can be saved after these; unless it has such rounds.
+    /// Returns the same method with rounds that wait for all, so that it can be saved after them, unless it has such
+    /// rounds.
     pub(super) fn saved_every(self, rounds: Option<u32>) -> Self {
         let fire = match rounds {
             Some(rounds) if !self.fire.is_synchronous() && !self.fire.has_full_rounds() => self.fire.full_every(rounds),
@@ -30,28 +31,28 @@ impl Method {
         Method { fire, ..self }
     }
 
-    /// Whether ranks average models, and do not sum gradients.
+    /// Returns whether ranks average models instead of summing gradients.
     pub(super) fn averages_models(&self) -> bool {
         self.group.is_some()
     }
 
-    /// Whether gradients are handed in layer by layer.
+    /// Returns whether gradients are handed in layer by layer.
     pub(super) fn hands_in_layers(&self) -> bool {
         self.preset == Some(Preset::MgWfbp)
     }
 
-    /// The members of a group, if groups form by order of arrival.
+    /// Returns the members of a group, if groups form by order of arrival.
     pub(super) fn arrivals(&self) -> Option<u32> {
         if let Some(Group::Arrivals(size)) = self.group { Some(size.min(self.ranks)) } else { None }
     }
 
-    /// Whether ranks contribute models, and not updates of them.
+    /// Returns whether ranks contribute models instead of updates of them.
     pub(super) fn holds_models(&self) -> bool {
         self.preset.is_some_and(|preset| preset.absent() == Absent::Hold)
     }
 
-    /// Makes the choices of the method; under a rule, gradients are divided as the task does. What was saved has a model of its
-    /// own.
+    /// Sets the choices of the method. Under a rule, gradients are divided as the task requires. A checkpoint has a
+    /// model of its own.
     pub(super) fn choose<'w>(
         &self,
         builder: AllreduceBuilder<'w, f32>,
@@ -72,7 +73,7 @@ impl Method {
         }
     }
 
-    /// Its name in tables.
+    /// Returns its name in tables.
     pub(super) fn label(&self) -> String {
         self.preset.map_or_else(|| self.fire.to_string(), |preset| preset.to_string())
     }

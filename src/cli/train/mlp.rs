@@ -10,7 +10,7 @@ const CLASSES: usize = 10;
 const FIRST: usize = PIXELS * HIDDEN;
 const SECOND: usize = HIDDEN * CLASSES;
 
-/// All weights and biases, one after the other.
+/// The number of all weights and biases, which lie one after the other.
 pub(super) const PARAMETERS: usize = FIRST + HIDDEN + SECOND + CLASSES;
 /// The lengths of its tensors: weights and biases of both layers.
 pub(super) const TENSORS: [usize; 4] = [FIRST, HIDDEN, SECOND, CLASSES];
@@ -73,7 +73,7 @@ pub(super) fn gradient<'a>(weights: &[f32], batch: impl ExactSizeIterator<Item =
     }
 }
 
-/// Mean loss, and the fraction of samples that are recognised.
+/// Returns the mean loss, and the fraction of samples that are recognised.
 pub(super) fn evaluate(weights: &[f32], samples: &[Sample]) -> (f64, f64) {
     let (mut loss, mut right) = (0.0, 0);
     for sample in samples {

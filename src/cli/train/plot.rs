@@ -12,7 +12,7 @@ const RIGHT: f64 = 12.0;
 /// Colours that colour-blind people can distinguish, too.
 pub(super) const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 
-/// A named series; the colour goes by its place among all.
+/// A named series; its position among all series selects the colour.
 pub(super) struct Series {
     pub(super) colour: usize,
     pub(super) points: Vec<(f64, f64)>,
@@ -67,7 +67,7 @@ impl Axis {
     }
 }
 
-/// A number with as few digits as are clear.
+/// Formats a number with as few digits as are clear.
 fn short(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
@@ -84,7 +84,7 @@ fn trimmed(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// The frame of a chart with its axes; `inside` is the content.
+/// Draws the frame of a chart with its axes; `inside` is the content.
 fn chart(title: &str, x: (&str, &Axis), y: (&str, &Axis), x_marks: &[(f64, String)], inside: &str) -> String {
     let mut svg = format!(
         "<figure><figcaption>{title}</figcaption><svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">"
@@ -128,9 +128,9 @@ fn down(place: f64) -> f64 {
     HEIGHT - BOTTOM - place * (HEIGHT - BOTTOM - TOP)
 }
 
-/// Lines through points.
+/// Draws lines through points.
 pub(super) fn lines(title: &str, x: &str, y: &str, logarithmic: bool, series: &[Series]) -> String {
-    // An infinite loss cannot be drawn: its line ends before it.
+    // An infinite loss cannot be drawn, so its line ends before it.
     let finite = |point: &(f64, f64)| point.0.is_finite() && point.1.is_finite();
     let points = || series.iter().flat_map(|series| series.points.iter().copied().filter(finite));
     let over = Axis::over(points().map(|point| point.0), false);
@@ -150,7 +150,7 @@ pub(super) fn lines(title: &str, x: &str, y: &str, logarithmic: bool, series: &[
     chart(title, (x, &over), (y, &up), &marks, &inside)
 }
 
-/// For each whole number from 0 a bar for each series: its fraction of the total.
+/// Draws, for each whole number from 0, a bar for each series: its fraction of the total.
 pub(super) fn bars(title: &str, x: &str, y: &str, series: &[(usize, &[u64])]) -> String {
     let count = series.iter().map(|(_, counts)| counts.len()).max().unwrap_or(0).max(1);
     let part = |counts: &[u64], value: usize| {

@@ -15,7 +15,7 @@ use super::{Args, html};
 pub(super) struct Report {
     speaks: bool,
     json: bool,
-    /// Runs are recorded, replayed, saved or restored, so it matters whether models are equal to the bit.
+    /// Whether runs are recorded, replayed, saved or restored, so that it matters whether models are equal to the bit.
     tells_models: bool,
     ranks: u32,
     skew: String,
@@ -25,7 +25,7 @@ pub(super) struct Report {
     runs: Vec<(String, Trained)>,
     bar: Option<(String, ProgressBar)>,
     yardstick: Option<f64>,
-    /// The loss to which the time is told.
+    /// The loss to which the time is reported.
     goal: Option<f64>,
     table: Table,
 }
@@ -166,10 +166,10 @@ impl Report {
     }
 }
 
-/// Unless a loss is given, that of the first run and a tenth more is near enough.
+/// The default goal, relative to the final loss of the first run: a tenth more is near enough.
 const NEAR: f64 = 1.1;
 
-/// How far models are apart, or that they are equal.
+/// Describes how far models are apart, or that they are equal.
 fn spread(apart: f64) -> String {
     if apart == 0.0 { "0".to_owned() } else { format!("{apart:.1e}") }
 }

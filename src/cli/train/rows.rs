@@ -1,7 +1,7 @@
-//! Arithmetic on rows of numbers that follow each other in memory, in loops that the compiler turns into vector
+//! Arithmetic on rows of numbers that are contiguous in memory, in loops that the compiler turns into vector
 //! instructions.
 
-/// The rows of a matrix, each of `width` numbers.
+/// Returns the rows of a matrix, each of `width` numbers.
 #[inline]
 pub(super) fn row(matrix: &[f32], width: usize, index: usize) -> &[f32] {
     &matrix[index * width..(index + 1) * width]
@@ -12,7 +12,7 @@ pub(super) fn row_mut(matrix: &mut [f32], width: usize, index: usize) -> &mut [f
     &mut matrix[index * width..(index + 1) * width]
 }
 
-/// The sum of products. Sums side by side keep the processor's pipeline full.
+/// Returns the sum of products. Several sums side by side keep the processor's pipeline full.
 #[inline]
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 32;
@@ -27,8 +27,8 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     rest + sums.iter().sum::<f32>()
 }
 
-/// Adds `count` rows to a sum, each times its factor. Several rows at a time, so that the sum is loaded and stored
-/// less often.
+/// Adds `count` rows to a sum, each multiplied by its factor. It adds several rows at a time, so that the sum is loaded
+/// and stored less often.
 pub(super) fn add_scaled<'a>(sum: &mut [f32], count: usize, scaled: impl Fn(usize) -> (f32, &'a [f32])) {
     let mut next = 0;
     while next + 8 <= count {

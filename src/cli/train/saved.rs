@@ -1,8 +1,8 @@
-//! What a rank of a training saves, to go on from there: its place in its data, its weights, what it has counted, and its
-//! part of the collective.
+//! What a rank of a training saves in order to resume: its position in its data, its weights, its counts, and its part
+//! of the collective.
 //!
-//! A rank keeps the last two. A rank that is killed while others have saved a round already has the one before, and so have
-//! they: no rank saves a round before all have saved the last one, because it waits for all.
+//! A rank keeps the last two. If a rank is killed after others have saved a round, all ranks still have the previous
+//! one. No rank saves a round before all have saved the last one, because the round waits for all.
 
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ use sha2::{Digest, Sha256};
 use super::Args;
 use super::worker::Tally;
 
-/// The number of this format.
+/// The version of the format.
 const VERSION: u32 = 1;
 
-/// The longest first line.
+/// The maximum length of the first line.
 const MOST_HEADER: u64 = 1 << 20;
 
-/// A checksum, in bytes.
+/// The length of a checksum, in bytes.
 const CHECKSUM: usize = 32;
 
 /// A training after a round.
@@ -36,7 +36,7 @@ pub(super) struct Saved {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Progress {
-    /// Contributions that it has made.
+    /// The number of contributions that it has made.
     pub(super) steps: u64,
     pub(super) tally: Tally,
 }
@@ -46,7 +46,7 @@ pub(super) struct Progress {
 #[serde(deny_unknown_fields)]
 struct Header {
     earlybird_training: u32,
-    /// The task, and what chooses its batches.
+    /// The task, and what selects its batches.
     task: String,
     seed: u64,
     batch: Option<u32>,
@@ -54,7 +54,7 @@ struct Header {
     weights: u64,
 }
 
-/// The newest file of a rank.
+/// Returns the newest file of a rank.
 fn file_of(name: &Path, rank: u32) -> PathBuf {
     with_end(name, &format!(".{rank}"))
 }
@@ -65,16 +65,16 @@ fn with_end(name: &Path, end: &str) -> PathBuf {
     file.into()
 }
 
-/// The one before it.
+/// Returns the file before it.
 fn previous(file: &Path) -> PathBuf {
     with_end(file, ".previous")
 }
 
 impl Saved {
-    /// Writes this rank's file. It has all of it or nothing, whenever the process is killed.
+    /// Writes this rank's file, which is complete or absent, whenever the process is killed.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub(super) fn write(&self, name: &Path, args: &Args) -> Result<()> {
         let file = file_of(name, self.checkpoint.rank());
         let beside = with_end(&file, ".new");
@@ -91,7 +91,7 @@ impl Saved {
         std::fs::rename(&beside, &file).map_err(bad)
     }
 
-    /// The application's part.
+    /// Writes the application's part.
     fn write_to(&self, to: &mut impl Write, args: &Args) -> io::Result<()> {
         let header = Header {
             earlybird_training: VERSION,

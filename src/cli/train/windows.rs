@@ -1,25 +1,25 @@
-//! Whether groups by order of arrival connect all ranks, window by window.
+//! Whether groups by order of arrival connect all ranks in each window of groups.
 
 use std::time::Duration;
 
 use crate::group::Butterfly;
 use crate::{RankSet, Reduce, Result, World};
 
-/// Windows of groups, and those of them that leave ranks apart from others.
+/// The number of windows of groups, and of those that leave ranks apart from others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Windows {
     pub(super) all: usize,
     pub(super) apart: usize,
 }
 
-/// How many groups a window has: those of two cycles of ceil(log N / log S) rounds, each of ceil(N / S) groups. Groups of
-/// a fixed schedule connect all ranks in half of it.
+/// Returns the number of groups of a window: those of two cycles of ceil(log N / log S) rounds, each of ceil(N / S)
+/// groups. Groups of a fixed schedule connect all ranks in half of it.
 fn length(ranks: u32, size: u32) -> usize {
     let cycle = Butterfly::new(size).map_or(1, |groups| groups.cycle(ranks));
     2 * cycle as usize * ranks.div_ceil(size) as usize
 }
 
-/// The groups of a training run that this rank was in: the number of each, from 1, and its ranks.
+/// The groups of a training run that contained this rank: the number of each, from 1, and its ranks.
 #[derive(Debug, Default)]
 pub(super) struct Groups(Vec<(u64, RankSet)>);
 
@@ -28,7 +28,7 @@ impl Groups {
         self.0.push((number, ranks));
     }
 
-    /// What the groups of all ranks come to, up to the last one in which any rank was that goes on.
+    /// Counts the windows of the groups of all ranks, up to the last group that contained any rank that continues.
     pub(super) fn windows(&self, world: &World, (size, last): (u32, u64), patience: Duration) -> Result<Windows> {
         let words = world.size().div_ceil(64) as usize;
         let mut all = world.allreduce::<u64>(&[last as usize * words]).reduce(Reduce::Max).build()?;

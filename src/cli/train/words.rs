@@ -1,8 +1,8 @@
 //! Verses of the King James Bible, read from the bundled file (see `data/README.md`), and how a network learns to write
 //! them, character by character.
 //!
-//! Lines have 11 to 528 characters. A batch has lines of similar length, as trainers of recurrent networks choose them,
-//! so the work of batches differs as much as lines do: this is the inherent imbalance of eager-SGD (PPoPP 2020).
+//! Lines have 11 to 528 characters. A batch has lines of similar length, as trainers of recurrent networks choose them.
+//! So the work of batches differs like the lengths of lines: this is the inherent imbalance of eager-SGD (PPoPP 2020).
 
 use std::ops::Range;
 
@@ -18,17 +18,17 @@ const FILE: &str = include_str!("../../../data/words.txt");
 /// The characters of the file, in the order of their symbols. The first one ends a line.
 const CHARACTERS: &[u8; SYMBOLS] = b"\n !'(),.:;?ABCDEFGHIJKLMNOPRSTUVWYZabcdefghijklmnopqrstuvwxyz";
 
-/// A line for testing after each 49 for training.
+/// One line in this number is for testing: one after each 49 for training.
 const TEST_EVERY: usize = 50;
 
-/// Learning rate at the beginning; it falls linearly to 0.
+/// The learning rate at the beginning; it falls linearly to 0.
 pub(super) const USUAL_RATE: f32 = 4.0;
 pub(super) const USUAL_BATCH: u32 = 4;
 pub(super) const USUAL_EPOCHS: u32 = 4;
 pub(super) const USUAL_COMPUTE_MS: f64 = 50.0;
 pub(super) const LARGEST_BATCH: u32 = 1024;
 
-/// A longer gradient is shortened to this.
+/// A longer gradient is shortened to this length.
 const LONGEST_GRADIENT: f32 = 1.0;
 
 /// Lines as symbols.
@@ -62,7 +62,7 @@ pub(super) struct WordsLearner {
     rate: f32,
     batch: u32,
     epochs: u32,
-    /// Characters of a line for training, as a mean.
+    /// The mean number of characters of a line for training.
     mean_length: f64,
     share: f64,
 }

@@ -18,7 +18,7 @@ use super::windows::{Groups, Windows};
 
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Points of a learning curve.
+/// The number of points of a learning curve.
 const POINTS: u64 = 60;
 
 /// The state of training at a time.
@@ -34,13 +34,14 @@ pub(super) struct Trained {
     pub(super) samples_per_s: f64,
     pub(super) wait_s: f64,
     pub(super) tally: Tally,
-    /// How far the models of ranks are from their mean, in the end: the root of the mean square, by the mean's length.
+    /// How far the models of ranks are from their mean at the end: the root of the mean square, relative to the mean's
+    /// length.
     pub(super) apart: f64,
-    /// Groups that moved, where ranks average models.
+    /// The number of groups that moved, if ranks average models.
     pub(super) moved: u64,
-    /// Where groups form by order of arrival.
+    /// The windows of groups, if groups form by order of arrival.
     pub(super) windows: Option<Windows>,
-    /// A digest of the models of all ranks, in the end.
+    /// A digest of the models of all ranks at the end.
     pub(super) models: String,
     pub(super) curve: Vec<Point>,
 }
@@ -50,7 +51,7 @@ impl Trained {
         self.curve.last().map_or(Quality::default(), |point| point.quality)
     }
 
-    /// When the loss was at most this for the first time, if it ever was.
+    /// Returns when the loss was at most this for the first time; `None` if it never was.
     pub(super) fn seconds_to(&self, loss: f64) -> Option<f64> {
         self.curve.iter().find(|point| point.quality.loss <= loss).map(|point| point.seconds)
     }
@@ -60,16 +61,16 @@ impl Trained {
     }
 }
 
-/// What entered the rounds so far: the same on all ranks, because they see the same cuts. By order of arrival a rank sees
-/// its own groups only, and knows from their numbers how many there were.
+/// What entered the rounds so far. It is the same on all ranks, because they see the same cuts. With groups by order of
+/// arrival a rank sees only its own groups, and knows from their numbers how many there were.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Tally {
     pub(super) rounds: u64,
     pub(super) contributions: u64,
-    /// Rounds by the number of fresh contributions.
+    /// The number of rounds by the number of fresh contributions.
     pub(super) fresh: Vec<u64>,
-    /// Contributions by age.
+    /// The number of contributions by age.
     pub(super) ages: Vec<u64>,
 }
 
@@ -90,7 +91,7 @@ impl Tally {
         count(&mut self.fresh, fresh);
     }
 
-    /// A round in which all ranks are fresh.
+    /// Counts a round in which all ranks are fresh.
     fn count_all(&mut self, ranks: u32) {
         self.rounds += 1;
         self.contributions += u64::from(ranks);
@@ -100,7 +101,7 @@ impl Tally {
         self.ages[0] += u64::from(ranks);
     }
 
-    /// From 0 to 1: the contributions that entered, on which all ranks agree.
+    /// Returns the progress from 0 to 1, by the contributions that entered, on which all ranks agree.
     fn progress(&self, wanted: u64) -> f32 {
         self.contributions as f32 / wanted as f32
     }
@@ -118,7 +119,7 @@ impl Tally {
     }
 }
 
-/// The mean of a histogram.
+/// Returns the mean of a histogram.
 fn mean(counts: &[u64]) -> f64 {
     let total: u64 = counts.iter().sum();
     let sum: f64 = counts.iter().enumerate().map(|(value, &count)| value as f64 * count as f64).sum();
@@ -230,7 +231,7 @@ pub(super) fn train(
                     groups.add(outcome.round(), outcome.group());
                 }
                 if method.holds_models() {
-                    // Of several, the newest counts.
+                    // Of several outcomes the newest counts.
                     weights.copy_from_slice(&mine);
                     outcome.merge_into(&mut weights)?;
                 } else if method.averages_models() {
@@ -270,7 +271,7 @@ pub(super) fn train(
         moved = tally.rounds;
     }
     if let Some((.., last)) = snapshots.last_mut().filter(|_| method.averages_models()) {
-        // What training leaves behind.
+        // The model that training leaves.
         *last = mean;
     }
 
@@ -292,7 +293,7 @@ pub(super) fn train(
     })
 }
 
-/// What this rank goes on from, if it goes on. If it cannot, the others learn why.
+/// Returns what this rank resumes from; `None` if it does not resume. If it cannot, the others learn why.
 fn restored(world: &World, args: &Args, (method, wanted): (&Method, u64), weights: usize) -> Result<Option<Saved>> {
     let Some(name) = &args.restore else { return Ok(None) };
     let checked = |saved: Saved| {
@@ -328,7 +329,7 @@ fn has_model(checkpoint: &Checkpoint) -> bool {
 /// When this rank saves next.
 struct Saving<'a> {
     args: &'a Args,
-    /// After the first round that can be saved, this one or a later one.
+    /// It saves after the first round from this one on that can be saved.
     due: Option<u64>,
 }
 
@@ -339,7 +340,7 @@ impl<'a> Saving<'a> {
         saving
     }
 
-    /// The next multiple behind a round.
+    /// Plans to save at the next multiple after a round.
     fn plan(&mut self, round: u64) {
         self.due = self.args.checkpoint_every.map(|every| (round / u64::from(every) + 1) * u64::from(every));
     }
@@ -354,7 +355,7 @@ impl<'a> Saving<'a> {
     }
 }
 
-/// A digest of the models of all ranks: another one if a bit of any model is another one.
+/// Returns a digest of the models of all ranks, which differs if a bit of any model differs.
 fn digest_of_models(world: &World, model: &[f32]) -> Result<String> {
     let mut own = Sha256::new();
     model.iter().for_each(|weight| own.update(weight.to_bits().to_le_bytes()));
@@ -362,7 +363,8 @@ fn digest_of_models(world: &World, model: &[f32]) -> Result<String> {
     Ok(Sha256::digest(all.concat()).iter().take(8).map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The mean of the models of all ranks, and how far these are from it; of equal models it is equal to the bit.
+/// Returns the mean of the models of all ranks, and how far these are from it. The mean of equal models is equal to
+/// them, to the bit.
 fn mean_model(world: &World, model: &[f32]) -> Result<(Vec<f32>, f64)> {
     let mut mean = model.to_vec();
     world.broadcast(&mut mean, 0, PATIENCE)?;

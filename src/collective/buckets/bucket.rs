@@ -1,4 +1,4 @@
-//! One of the buckets: a collective, how far it is in the step, and how a rank leaves all of them.
+//! One of the buckets: a collective, its progress in the step, and how a rank leaves all buckets.
 
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use crate::fault::Fault;
 use crate::reduce::Item;
 use crate::time::Deadline;
 
-/// How far the bucket of a step is.
+/// The progress of a bucket in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BucketStage {
-    /// The number of its tensors that are not filled.
+    /// Holds the number of its tensors that are not filled.
     Filling(usize),
-    /// It is handed in.
+    /// The bucket is handed in.
     HandedIn { at: Instant },
-    /// Its outcomes are those of these rounds, which are held for the caller: [`Bucket::is_there`].
+    /// Its outcomes are those of these rounds, and are held for the caller: [`Bucket::is_there`].
     There { first: u64, newest: u64 },
     /// Its outcomes were returned.
     Taken,
-    /// This rank has left it.
+    /// This rank has left its collective.
     Left,
 }
 
@@ -33,18 +33,18 @@ pub(super) struct Bucket<T> {
     pub(super) sum: Allreduce<T>,
     pub(super) tensors: Range<usize>,
     pub(super) stage: BucketStage,
-    /// Where cuts are those of the first bucket: what this one is told of them.
+    /// What this bucket is told about the cuts of the first bucket, if it follows them.
     pub(super) inbox: Option<Arc<Inbox>>,
 }
 
 impl<T: Item> Bucket<T> {
-    /// The outcomes of these rounds are there. They are held until the caller gets them.
+    /// Records that the outcomes of these rounds are available, and holds them until the caller gets them.
     pub(super) fn is_there(&mut self, rounds: RangeInclusive<u64>) {
         self.stage = BucketStage::There { first: *rounds.start(), newest: *rounds.end() };
         self.sum.calls().hold(rounds);
     }
 
-    /// The outcomes that are there and that the caller has not got: from now on it has them, and no more handles are held.
+    /// Hands out the outcomes that are available and that the caller has not got. The caller then holds them itself.
     pub(super) fn hand_out(&mut self) -> Option<(Range<usize>, Outcomes<'_, T>)> {
         let BucketStage::There { first, newest } = self.stage else { return None };
         self.stage = BucketStage::Taken;
@@ -53,7 +53,7 @@ impl<T: Item> Bucket<T> {
         Some((self.tensors.clone(), outcomes))
     }
 
-    /// Whether the outcomes of its last wait are still to be handed out.
+    /// Returns whether the outcomes of its last wait are still to be handed out.
     pub(super) fn waits_for_caller(&self) -> bool {
         matches!(self.stage, BucketStage::There { .. })
     }
@@ -70,9 +70,10 @@ pub(super) fn finish_all<T: Item>(parts: &mut [Bucket<T>], deadline: Deadline, f
     Ok(())
 }
 
-/// Leaves the collectives of buckets, as far as the next outcomes of all of them; whether there are any. In each of them,
-/// others may wait for this rank's last arrival, so it hands in all of these first. Then it waits in one after the other, as
-/// others do in a step: what they need of it in a later one is due once they have the outcomes of those before.
+/// Leaves the collectives of buckets as far as the next outcomes of all of them, and returns whether there are any. In
+/// each collective, others may wait for this rank's last arrival, so it first hands in all of these. Then it waits for
+/// one after the other, as others do in a step: what they need from this rank in a later bucket is due once they have
+/// the outcomes of the earlier ones.
 pub(super) fn leave_all<T: Item>(parts: &mut [Bucket<T>], deadline: Deadline, fault: Option<Fault>) -> Result<bool> {
     let (begun, until) = (Instant::now(), deadline.instant());
     if Fault::FinishOneByOne.is(fault) {
@@ -90,7 +91,7 @@ pub(super) fn leave_all<T: Item>(parts: &mut [Bucket<T>], deadline: Deadline, fa
     Ok(parts.iter().any(|part| part.stage != BucketStage::Left))
 }
 
-/// The same for one of them, whose last outcomes the caller has.
+/// Leaves one bucket as far as its next outcomes, if the caller has its last ones.
 fn leave_one<T: Item>(parts: &mut [Bucket<T>], index: usize, deadline: Deadline, fault: Option<Fault>) -> Result<()> {
     if parts[index].stage != BucketStage::Taken {
         return Ok(());
@@ -106,7 +107,7 @@ fn leave_one<T: Item>(parts: &mut [Bucket<T>], index: usize, deadline: Deadline,
     Ok(())
 }
 
-/// A timeout of a wait that was made in several.
+/// Corrects a timeout of a wait that was made in several parts.
 pub(super) fn waited_since(begun: Instant, mut error: Error) -> Error {
     if let Error::Timeout { waited, .. } = &mut error {
         *waited = begun.elapsed();

@@ -18,13 +18,13 @@ use crate::rule::Executor;
 use crate::time::Deadline;
 use crate::world::World;
 
-/// A persistent allreduce in buckets, step after step.
+/// A persistent allreduce in buckets, which runs step after step.
 ///
-/// The order of calls in a step is *begin*, then for each tensor *tensor, filled*, then *wait*; and at the end *finish*.
-/// A bucket is handed in with its last tensor, and moves while the next tensors are computed.
+/// The order of calls in a step is *begin*, then *tensor* and *filled* for each tensor, then *wait*; and at the end
+/// *finish*. A bucket is handed in with its last tensor, and moves while the caller computes the next tensors.
 ///
-/// Under a partial rule a step has one cut, that of the first bucket: with it a rank arrives, and it has to hand in the
-/// others, too, because all buckets of a round have the same contributions.
+/// Under a partial rule a step has one cut, that of the first bucket. A rank arrives with the first bucket, and must
+/// then also hand in the others, because all buckets of a round have the same contributions.
 #[derive(Debug)]
 pub struct BucketedAllreduce<T: Item> {
     world: World,
@@ -32,18 +32,18 @@ pub struct BucketedAllreduce<T: Item> {
     buckets: Buckets,
     parts: Vec<Bucket<T>>,
     lengths: Arc<[usize]>,
-    /// The tensors that are filled in the step.
+    /// Which tensors are filled in this step.
     filled: Vec<bool>,
     began: Option<Instant>,
-    /// Where buckets follow from measurements.
+    /// The measurements on which the buckets depend, if they do.
     timing: Option<Timing>,
     replans: u64,
     /// The newest round that was returned.
     newest: u64,
-    /// A rank has left: those that go on keep their buckets, because it plans no new ones.
+    /// Whether a rank has left. The others then keep their buckets, because a rank that left does not plan new ones.
     has_leavers: bool,
     finished: bool,
-    /// The rule of the caller has no full rounds.
+    /// Whether full rounds exist only to plan, because the caller's rule has none.
     meets_only_to_plan: bool,
     fault: Option<Fault>,
 }
@@ -73,7 +73,7 @@ impl<T: Item> BucketedAllreduce<T> {
         let planned = planner.plan(buckets.merging(false), &gradients, free);
         let ranges: Vec<Range<usize>> = planned.iter().map(|bucket| bucket.gradients.clone()).collect();
         if choices.executor == Executor::Auto && (ranges.len() > 1 || buckets == Buckets::Measured) {
-            // A caller that computes moves nothing.
+            // A caller that computes moves no data.
             choices.executor = Executor::Thread;
         }
         let timing = match buckets {
@@ -100,7 +100,7 @@ impl<T: Item> BucketedAllreduce<T> {
         match made.make(&choices, &ranges, until) {
             Ok(parts) => made.parts = parts,
             Err(error) => {
-                // The world works on without this collective.
+                // The world continues without this collective.
                 made.timing.iter_mut().for_each(|timing| _ = timing.finish(soon()));
                 return Err(error);
             }
@@ -108,7 +108,8 @@ impl<T: Item> BucketedAllreduce<T> {
         Ok(made)
     }
 
-    /// Makes the collectives of buckets. Where one cannot be made, which all ranks find, they leave those that were.
+    /// Makes the collectives of buckets. If one cannot be made, which all ranks notice, they leave those that were
+    /// made.
     fn make(&self, choices: &CommonChoices, ranges: &[Range<usize>], until: Deadline) -> Result<Vec<Bucket<T>>> {
         let world = &self.world;
         let inboxes: Vec<Arc<Inbox>> = ranges.iter().skip(1).map(|_| Arc::default()).collect();
@@ -129,48 +130,49 @@ impl<T: Item> BucketedAllreduce<T> {
         Ok(parts)
     }
 
-    /// Lengths of the tensors, in elements, as the builder got them.
+    /// Returns the lengths of the tensors, in elements, as the builder got them.
     #[must_use]
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
     }
 
-    /// The type of the elements.
+    /// Returns the type of the elements.
     #[must_use]
     pub fn dtype(&self) -> Dtype {
         self.choices.dtype
     }
 
-    /// The tensors of each bucket, as they are now.
+    /// Returns the tensors of each bucket, as they are now.
     pub fn buckets(&self) -> impl ExactSizeIterator<Item = Range<usize>> + '_ {
         self.parts.iter().map(|part| part.tensors.clone())
     }
 
-    /// How often buckets have changed.
+    /// Returns how often the buckets have changed.
     #[must_use]
     pub fn replans(&self) -> u64 {
         self.replans
     }
 
-    /// When the last bucket of a step ends by the plan, since the step began. Known under [`Buckets::Measured`], from the
-    /// first plan by measurements on.
+    /// Returns when the last bucket of a step ends according to the plan, counted from the beginning of the step. Known
+    /// under [`Buckets::Measured`], from the first plan by measurements on.
     #[must_use]
     pub fn predicted(&self) -> Option<Duration> {
         self.timing.as_ref().and_then(Timing::predicted)
     }
 
-    /// What a message costs, as measured: a fixed time, and the time of each MiB. Known under [`Buckets::Measured`].
+    /// Returns the measured cost of a message: a fixed time, and the time for each MiB. Known under
+    /// [`Buckets::Measured`].
     #[must_use]
     pub fn cost(&self) -> Option<(Duration, Duration)> {
         self.timing.as_ref().map(|timing| (timing.cost().message, timing.cost().per_mib))
     }
 
-    /// Begins a step. Under [`Buckets::Measured`] the buckets may change now: all ranks meet for that, within the world's
-    /// deadline, after 10 steps and then after every 100. Under a partial rule they do after rounds that are full:
-    /// without full rounds of its own, the rule gets one where ranks are to meet.
+    /// Begins a step. Under [`Buckets::Measured`] the buckets may change now. All ranks meet for that, within the
+    /// world's deadline, after 10 steps and then after every 100. Under a partial rule they meet after full rounds; if
+    /// the rule has no full rounds, it gets one where ranks must meet.
     ///
     /// # Errors
-    /// [`Error::Usage`] before all outcomes of the last step were returned; as [`AllreduceBuilder::build`].
+    /// [`Error::Usage`] before all outcomes of the last step were returned. Otherwise as [`AllreduceBuilder::build`].
     pub fn begin(&mut self) -> Result<()> {
         self.check("begin", !self.finished, "this rank has finished")?;
         let over = self.parts.iter().all(|part| part.stage == BucketStage::Taken);
@@ -187,8 +189,8 @@ impl<T: Item> BucketedAllreduce<T> {
         Ok(())
     }
 
-    /// Whether all ranks are to plan before their next step. Then nothing of any rank is on its way: each was in the last
-    /// round, which is the newest.
+    /// Returns whether all ranks must plan before their next step. No contribution of any rank is then pending: each
+    /// was in the last round, which is the newest.
     fn is_plan_due(&self) -> bool {
         let Self { timing: Some(timing), choices, newest, .. } = self else { return false };
         if self.has_leavers {
@@ -201,7 +203,7 @@ impl<T: Item> BucketedAllreduce<T> {
         is_full && (self.meets_only_to_plan || timing.is_due_after(*newest))
     }
 
-    /// Plans, and exchanges the buckets if that is worth it. If it fails, nothing has changed here.
+    /// Plans, and exchanges the buckets if that is worth it. If it fails, this rank has changed nothing.
     fn plan_again(&mut self) -> Result<()> {
         let until = Deadline::from(Deadline::from(self.world.deadline()).instant());
         let current: Vec<Range<usize>> = self.buckets().collect();
@@ -228,23 +230,23 @@ impl<T: Item> BucketedAllreduce<T> {
         Ok(())
     }
 
-    /// A rank has left: no rank waits for it to plan, and it for none.
+    /// Stops planning, because a rank has left: no rank waits for it to plan, and it waits for none.
     fn keep_buckets(&mut self) {
         self.has_leavers = true;
         self.timing.iter_mut().for_each(Timing::leave);
     }
 
-    /// The memory of a tensor in this step's contribution.
+    /// Returns the memory of a tensor in this step's contribution.
     ///
     /// # Errors
-    /// [`Error::Usage`] if there is no such tensor, or it is filled already; before `begin`.
+    /// [`Error::Usage`] if `index` is not the number of a tensor, if the tensor is filled already, or before `begin`.
     pub fn tensor(&mut self, index: usize) -> Result<&mut [T]> {
         let part = self.open("tensor", index)?;
         let within = index - self.parts[part].tensors.start;
         self.parts[part].sum.tensor(within)
     }
 
-    /// A tensor is complete. With the last tensor of its bucket the bucket is handed in.
+    /// Marks a tensor as complete. The last tensor of a bucket hands in the bucket.
     ///
     /// # Errors
     /// As [`tensor`](BucketedAllreduce::tensor), and as [`Allreduce::arrive`](crate::Allreduce::arrive).
@@ -268,7 +270,7 @@ impl<T: Item> BucketedAllreduce<T> {
         Ok(())
     }
 
-    /// The bucket of a tensor that can be written.
+    /// Returns the bucket of a tensor, if the tensor may be written.
     fn open(&self, operation: &'static str, index: usize) -> Result<usize> {
         self.check(operation, index < self.lengths.len(), "there is no tensor of this number in the collective")?;
         let part = self.parts.partition_point(|part| part.tensors.end <= index);
@@ -278,11 +280,12 @@ impl<T: Item> BucketedAllreduce<T> {
         Ok(part)
     }
 
-    /// Waits for a bucket: its outcomes, with the tensors of the bucket counted from 0.
+    /// Waits for a bucket and returns its outcomes. In them, the tensors of the bucket are counted from 0.
     ///
     /// # Errors
-    /// [`Error::Usage`] if there is no such bucket, one of its tensors is not filled, or its outcome was returned before,
-    /// and under a partial rule if one of the first bucket is not filled; as [`Allreduce::wait`](crate::Allreduce::wait).
+    /// [`Error::Usage`] if `bucket` is not the number of a bucket, if one of its tensors is not filled, or if its
+    /// outcome was returned before. Under a partial rule also if a tensor of the first bucket is not filled. Otherwise
+    /// as [`Allreduce::wait`](crate::Allreduce::wait).
     pub fn wait_bucket(&mut self, bucket: usize, deadline: impl Into<Deadline>) -> Result<Outcomes<'_, T>> {
         let operation = "wait_bucket";
         let deadline = Deadline::from(deadline.into().instant());
@@ -299,23 +302,25 @@ impl<T: Item> BucketedAllreduce<T> {
         Ok(self.hand_out(bucket..bucket + 1).remove(0).1)
     }
 
-    /// Waits for all buckets whose outcomes were not returned. After a timeout, call it again.
+    /// Waits for all buckets whose outcomes were not returned, and returns their outcomes. After a timeout, call it
+    /// again.
     ///
     /// # Errors
-    /// [`Error::Usage`] if a tensor is not filled, or before the first step; as [`Allreduce::wait`](crate::Allreduce::wait).
+    /// [`Error::Usage`] if a tensor is not filled, or before the first step. Otherwise as
+    /// [`Allreduce::wait`](crate::Allreduce::wait).
     pub fn wait(&mut self, deadline: impl Into<Deadline>) -> Result<BucketOutcomes<'_, T>> {
         self.check("wait", self.began.is_some(), "no step has begun; call begin first")?;
         self.settle("wait", Deadline::from(deadline.into().instant()))?;
         Ok(self.outcomes())
     }
 
-    /// Those of all buckets that are there.
+    /// Hands out the available outcomes of all buckets.
     fn outcomes(&mut self) -> BucketOutcomes<'_, T> {
         let lengths = self.lengths.clone();
         BucketOutcomes::new(self.hand_out(0..self.parts.len()), lengths)
     }
 
-    /// Waits until the outcomes of all buckets are there, or were returned.
+    /// Waits until the outcomes of all buckets are available, or were returned.
     fn settle(&mut self, operation: &'static str, deadline: Deadline) -> Result<()> {
         let filled = self.parts.iter().all(|part| !matches!(part.stage, BucketStage::Filling(_)));
         self.check(operation, filled, "not all tensors are filled; call filled for each")?;
@@ -326,13 +331,13 @@ impl<T: Item> BucketedAllreduce<T> {
         Ok(())
     }
 
-    /// The outcomes of these buckets that are there, which the caller has from now on.
+    /// Hands out the available outcomes of these buckets to the caller.
     fn hand_out(&mut self, buckets: Range<usize>) -> Vec<(Range<usize>, Outcomes<'_, T>)> {
         self.parts[buckets].iter_mut().filter_map(Bucket::hand_out).collect()
     }
 
-    /// Waits until the outcomes of a bucket are there, and returns when they were. `before`: when those of the bucket before
-    /// were, if this rank has waited for them until then.
+    /// Waits until the outcomes of a bucket are available, and returns when they became so, if this rank waited for
+    /// them. `before` is when those of the previous bucket became available, if this rank waited for them.
     fn reach(&mut self, bucket: usize, deadline: Deadline, before: Option<Instant>) -> Result<Option<Instant>> {
         let Bucket { sum, stage, .. } = &mut self.parts[bucket];
         let &mut BucketStage::HandedIn { at } = stage else { return Ok(None) };
@@ -358,8 +363,8 @@ impl<T: Item> BucketedAllreduce<T> {
         Ok(waits.then_some(end))
     }
 
-    /// Waits for the outcomes of a bucket, and takes them. Where no thread works for this rank, it takes care of the buckets
-    /// that others may wait for meanwhile.
+    /// Waits for the outcomes of a bucket, and takes them. If no thread works for this rank, it also works for the
+    /// other buckets, for which other ranks may be waiting.
     fn take(&mut self, bucket: usize, deadline: Deadline) -> Result<RangeInclusive<u64>> {
         if self.choices.executor == Executor::Thread || self.parts.len() == 1 {
             return self.parts[bucket].sum.take(deadline);
@@ -376,7 +381,8 @@ impl<T: Item> BucketedAllreduce<T> {
         }
     }
 
-    /// The outcome of a round that was [kept](BucketOutcomes::keep) and is not released in any bucket; `None` of any other.
+    /// Returns the outcome of a round that was [kept](BucketOutcomes::keep) and not released in any bucket; `None` for
+    /// any other round.
     #[must_use]
     pub fn kept(&self, round: u64) -> Option<BucketOutcome<'_, T>> {
         if self.parts.is_empty() || self.parts.iter().any(Bucket::waits_for_caller) {
@@ -386,25 +392,27 @@ impl<T: Item> BucketedAllreduce<T> {
         Some(BucketOutcome::new(kept.collect::<Option<_>>()?, self.lengths.clone()))
     }
 
-    /// Releases the rounds that were [kept](BucketOutcomes::keep), up to one: their memory may be used again.
+    /// Releases the rounds that were [kept](BucketOutcomes::keep), up to `round`, so that their memory may be used
+    /// again.
     pub fn release_up_to(&mut self, round: u64) {
         let parts = self.parts.iter_mut().filter(|part| !part.waits_for_caller());
         parts.for_each(|part| part.sum.release_up_to(round));
     }
 
-    /// Leaves in good order, as [`Allreduce::finish`](crate::Allreduce::finish). Outcomes that were not returned are dropped;
-    /// [`leave`](BucketedAllreduce::leave) returns them.
+    /// Leaves in good order, like [`Allreduce::finish`](crate::Allreduce::finish). Drops outcomes that were not
+    /// returned; [`leave`](BucketedAllreduce::leave) returns them.
     ///
     /// # Errors
-    /// [`Error::Usage`] in the middle of a step, when a bucket is handed in and another is not; as [`Allreduce::finish`](crate::Allreduce::finish).
+    /// [`Error::Usage`] in the middle of a step, when one bucket is handed in and another is not. Otherwise as
+    /// [`Allreduce::finish`](crate::Allreduce::finish).
     pub fn finish(&mut self, deadline: impl Into<Deadline>) -> Result<()> {
         let deadline = Deadline::from(deadline.into().instant());
         while self.leave(deadline)?.is_some() {}
         Ok(())
     }
 
-    /// Leaves a part of the way, as [`Allreduce::leave`](crate::Allreduce::leave): returns the next outcomes that were not taken, of all buckets, and
-    /// `None` once this rank has left. Call it until it returns `None`.
+    /// Leaves step by step, like [`Allreduce::leave`](crate::Allreduce::leave): returns the next outcomes of all
+    /// buckets that were not taken, and `None` once this rank has left. Call it until it returns `None`.
     ///
     /// # Errors
     /// As [`finish`](BucketedAllreduce::finish).
@@ -419,7 +427,7 @@ impl<T: Item> BucketedAllreduce<T> {
             }
             self.finished = true;
             self.parts.iter_mut().for_each(|part| part.stage = BucketStage::Taken);
-            // Others may wait for this rank in any of them.
+            // Other ranks may wait for this one in any of them.
             self.timing.iter_mut().for_each(Timing::leave);
         }
         if leave_all(&mut self.parts, deadline, self.fault)? {
@@ -428,7 +436,7 @@ impl<T: Item> BucketedAllreduce<T> {
         self.timing.as_mut().map_or(Ok(()), |timing| timing.finish(deadline)).map(|()| None)
     }
 
-    /// Whether a bucket is handed in and another is not.
+    /// Returns whether one bucket is handed in and another is not.
     fn is_in_a_step(&self) -> bool {
         let is_filling = |part: &Bucket<T>| matches!(part.stage, BucketStage::Filling(_));
         self.parts.iter().any(is_filling) && !self.parts.iter().all(is_filling)
@@ -439,10 +447,10 @@ impl<T: Item> BucketedAllreduce<T> {
     }
 }
 
-/// By when a rank has left what it made before an error, which all ranks have found by now.
+/// The deadline for leaving what this rank made before an error that all ranks have noticed by now.
 fn soon() -> Deadline {
     Deadline::from(Instant::now() + Duration::from_secs(1))
 }
 
-/// How long a rank waits in one collective before it takes care of others, for which no thread works.
+/// How long a rank waits in one collective before it works for others that have no thread.
 const MOMENT: Duration = Duration::from_millis(1);

@@ -1,9 +1,10 @@
-//! An allreduce in buckets. Gradients become ready one after the other, and those of a *bucket* share a message, which
-//! moves while the next ones are computed.
+//! An allreduce in buckets. Gradients become ready one after the other. The gradients of a *bucket* share a message,
+//! which moves while the next gradients are computed.
 //!
-//! A bucket is a collective of its own, with the same choices. All of a step have the same cut: because every active rank
-//! takes part, or because the others follow the first one ([`following`](super::following)). [`merge`](crate::merge) says which tensors share a bucket, from when they are ready and what a message
-//! costs ([`timing`]). This is MG-WFBP (Shi et al., INFOCOM 2019).
+//! A bucket is a collective of its own, with the same choices. All buckets of a step have the same cut: either every
+//! active rank takes part, or the other buckets follow the first one ([`following`](super::following)).
+//! [`merge`](crate::merge) decides which tensors share a bucket, from when they are ready and what a message costs
+//! ([`timing`]). This is MG-WFBP (Shi et al., INFOCOM 2019).
 #![forbid(unsafe_code)]
 
 mod bucket;
@@ -25,19 +26,19 @@ use crate::units::parse_size;
 pub use handle::BucketedAllreduce;
 pub use outcomes::{BucketOutcome, BucketOutcomes};
 
-/// Which tensors share a bucket. On the command line `measured`, `each`, `one`, or a size.
+/// Which tensors share a bucket. On the command line it is `measured`, `each`, `one`, or a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 #[non_exhaustive]
 pub enum Buckets {
-    /// Those for which the last bucket ends earliest, by what the collective measures: when tensors are ready, and what a
-    /// message of a size takes. It begins with what one message for all would cost, and plans after 10 steps and then
+    /// The buckets for which the last one ends earliest, by what the collective measures: when tensors are ready, and
+    /// how long a message of a size takes. It begins with one bucket for all tensors, and plans after 10 steps and then
     /// after every 100.
     #[default]
     Measured,
-    /// Each has its own.
+    /// Each tensor has its own bucket.
     Each,
-    /// All share one.
+    /// All tensors share one bucket.
     One,
     /// A bucket is complete with the tensor that brings it to this number of bytes.
     Bytes(u64),
@@ -51,7 +52,7 @@ impl Buckets {
         }
     }
 
-    /// How they are planned, once there are measurements if it depends on these.
+    /// Returns how buckets are planned; `measured` says whether there are measurements, on which the plan may depend.
     fn merging(self, measured: bool) -> Merging {
         match self {
             Buckets::Measured if measured => Merging::Optimal,
@@ -114,22 +115,25 @@ pub struct BucketsBuilder<'w, T> {
 }
 
 impl<'w, T: Item> AllreduceBuilder<'w, T> {
-    /// Hands tensors in as they become ready: those of a bucket together, while the next ones are computed. The builder's
-    /// lengths are in the order in which tensors become ready: of gradients, from the last layer to the first.
+    /// Hands tensors in as they become ready, one bucket at a time, while the caller computes the next ones. The
+    /// builder's lengths must be in the order in which tensors become ready: for gradients from the last layer to the
+    /// first.
     ///
-    /// For contributions that are no models. Under a partial rule a rank arrives with the first bucket, and all buckets of
-    /// a round have the cut of that one; data moves by the cut mover. The executor [`Auto`](crate::Executor::Auto) stands
-    /// for the helper thread, which moves data while the caller computes, unless all tensors share one bucket.
+    /// Contributions must not be models. Under a partial rule a rank arrives with the first bucket, and all buckets of
+    /// a round have the cut of the first. Data then moves by the cut mover. The executor
+    /// [`Auto`](crate::Executor::Auto) stands for the helper thread, which moves data while the caller computes, unless
+    /// all tensors share one bucket.
     pub fn buckets(self, buckets: Buckets) -> BucketsBuilder<'w, T> {
         BucketsBuilder { of_all: self, buckets }
     }
 }
 
 impl<T: Item> BucketsBuilder<'_, T> {
-    /// Creates the collective. As [`AllreduceBuilder::build`], and all ranks must choose the same buckets.
+    /// Creates the collective like [`AllreduceBuilder::build`]. All ranks must choose the same buckets.
     ///
     /// # Errors
-    /// As [`AllreduceBuilder::build`]; [`Error::Usage`](crate::Error::Usage) for choices that do not go with buckets.
+    /// As [`AllreduceBuilder::build`]. [`Error::Usage`](crate::Error::Usage) for choices that cannot be combined with
+    /// buckets.
     pub fn build(self) -> Result<BucketedAllreduce<T>> {
         BucketedAllreduce::new(&self.of_all, self.buckets)
     }

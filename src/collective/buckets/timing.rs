@@ -1,4 +1,4 @@
-//! When tensors are ready, and what a message costs: measured on each rank, and then agreed.
+//! When tensors are ready, and what a message costs. Each rank measures it; then all ranks agree.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -11,19 +11,20 @@ use crate::reduce::{Item, Reduce};
 use crate::time::Deadline;
 use crate::world::World;
 
-/// Steps before the first plan by measurements, and from one such plan to the next; or rounds, where ranks make different
-/// numbers of steps.
+/// The number of steps before the first plan by measurements, and the number between later plans. Where ranks make
+/// different numbers of steps, rounds count instead.
 pub(super) const FIRST: u32 = 10;
 pub(super) const PERIOD: u32 = 100;
 
-/// A plan is exchanged for another one that ends this much earlier: exchanging it costs some steps.
+/// A new plan replaces the current one only if its steps take less than this fraction of the time: the exchange costs
+/// some steps.
 const WORTHWHILE: f64 = 0.99;
 
-/// The largest message that is measured: what larger ones take follows from it.
+/// The largest message that is measured, in bytes. The times of larger ones are derived from it.
 const LARGEST: usize = 8 << 20;
 const ROUNDS: usize = 5;
 
-/// The longest time that is believed, in seconds.
+/// The longest time, in seconds: a longer one that a rank told counts as this.
 const LONGEST: f64 = 1e5;
 const WARMUP: usize = 2;
 
@@ -36,7 +37,7 @@ struct Spread {
 }
 
 impl Spread {
-    /// By Welford's method.
+    /// Adds a measurement, by Welford's method.
     fn add(&mut self, time: f64) {
         self.count += 1.0;
         let before = time - self.mean;
@@ -44,7 +45,7 @@ impl Spread {
         self.squares += before * (time - self.mean);
     }
 
-    /// The mean, and a standard deviation more: of ranks that differ from step to step, one is late.
+    /// Returns the mean plus one standard deviation: of ranks that differ from step to step, one is late.
     fn late(&self) -> f64 {
         self.mean + (self.squares / self.count.max(1.0)).sqrt()
     }
@@ -54,26 +55,26 @@ impl Spread {
 #[derive(Debug)]
 pub(super) struct Timing {
     ready: Vec<Spread>,
-    /// What messages took for which this rank waited, and what they should have taken.
+    /// The total time that messages took for which this rank waited, and the time that they should have taken.
     took: f64,
     expected: f64,
-    /// Since the last plan.
+    /// The number of steps since the last plan.
     steps: u64,
     until_plan: u64,
     /// The round after which the last plan was made.
     planned: u64,
-    /// This rank has told the others what it measured, and has not taken what they told.
+    /// Whether this rank has told the others what it measured and has not yet taken what they told.
     asked: bool,
     cost: Cost,
     bytes: Vec<u64>,
     planner: Planner,
-    /// The end of the current plan's last bucket, since the step began.
+    /// When the current plan's last bucket ends, counted from the beginning of the step.
     predicted: Option<Duration>,
     exchange: Allreduce<f64>,
 }
 
 impl Timing {
-    /// Measures messages of some sizes. All ranks call it.
+    /// Measures messages of several sizes. All ranks call it.
     pub(super) fn new<T: Item>(
         world: &World,
         choices: &CommonChoices,
@@ -132,34 +133,34 @@ impl Timing {
         self.predicted
     }
 
-    /// A tensor is ready so long after the step began.
+    /// Records how long after the step began a tensor was ready.
     pub(super) fn is_ready(&mut self, tensor: usize, after: Duration) {
         self.ready[tensor].add(after.as_secs_f64());
     }
 
-    /// Notes how long a message of `bytes` bytes took, as far as this rank can tell.
+    /// Records how long a message of `bytes` bytes took, as far as this rank can tell.
     pub(super) fn has_taken(&mut self, bytes: u64, time: Duration) {
         self.took += time.as_secs_f64();
         self.expected += self.cost.of(bytes).as_secs_f64();
     }
 
-    /// A step begins.
+    /// Begins a step.
     pub(super) fn count_step(&mut self) {
         self.steps += 1;
     }
 
-    /// Whether there is a plan to be made now, where all ranks make the same steps.
+    /// Returns whether a plan is due now, where all ranks make the same steps.
     pub(super) fn is_due_after_steps(&self) -> bool {
         self.steps >= self.until_plan
     }
 
-    /// Whether there is a plan to be made after a round.
+    /// Returns whether a plan is due after a round.
     pub(super) fn is_due_after(&self, round: u64) -> bool {
         round >= self.planned + self.until_plan
     }
 
-    /// The plan for the next steps: the current one, if no other is worth the exchange. All ranks call it at the same step,
-    /// and get the same; nothing, if one of them has left. After a timeout it is called again.
+    /// Returns the buckets for the next steps: the current ones, if no others are worth the exchange. All ranks call it
+    /// at the same step and get the same result; `None` if one of them has left. After a timeout, call it again.
     pub(super) fn plan(
         &mut self,
         (current, merging): (&[Range<usize>], Merging),
@@ -167,7 +168,8 @@ impl Timing {
         until: Deadline,
     ) -> Result<Option<Vec<Range<usize>>>> {
         if !self.asked {
-            // Of ranks that wait for each other, the last one sees how long a message takes: the least of all.
+            // Of ranks that wait for each other, the last one sees how long a message takes. So the least of all times
+            // counts.
             let ratio = if self.expected > 0.0 { self.took / self.expected } else { 1.0 };
             let mine = self.ready.iter().map(Spread::late).chain([-ratio]);
             self.exchange.contribution()?.iter_mut().zip(mine).for_each(|(to, from)| *to = from);
@@ -182,7 +184,7 @@ impl Timing {
         let agreed = outcomes.newest().to_vec();
         drop(outcomes);
         let (ready, ratio) = agreed.split_at(self.ready.len());
-        // A rank may have told no number.
+        // A rank may have told something that is not a number.
         let factor = if ratio[0].is_finite() { (-ratio[0]).clamp(0.25, 4.0) } else { 1.0 };
         self.cost = scaled(self.cost, factor);
         let gradients: Vec<Gradient> = ready
@@ -199,9 +201,9 @@ impl Timing {
         Ok(Some(changed.unwrap_or_else(|| current.to_vec())))
     }
 
-    /// Says that this rank plans no more, and waits for none. [`finish`](Timing::finish) comes later.
+    /// Makes this rank stop planning, and waits for no rank. [`finish`](Timing::finish) comes later.
     pub(super) fn leave(&mut self) {
-        // The arrival is handed in at once, and others need not come for that.
+        // The arrival is handed in at once; others need not arrive for that.
         _ = self.exchange.finish(Deadline::from(Instant::now()));
     }
 
@@ -210,7 +212,7 @@ impl Timing {
     }
 }
 
-/// When the last bucket will end, and the new buckets if these are worth the exchange.
+/// Returns when the last bucket will end, and the new buckets if these are worth the exchange.
 fn choose(
     planner: &mut Planner,
     current: &[Range<usize>],
@@ -230,14 +232,14 @@ fn choose(
     }
 }
 
-/// The largest value that any rank has, place by place.
+/// Returns the largest value of all ranks, element by element.
 fn largest_of_all(exchange: &mut Allreduce<f64>, mine: &[f64], until: Deadline) -> Result<Vec<f64>> {
     exchange.contribution()?.copy_from_slice(mine);
     exchange.arrive()?;
     Ok(exchange.wait(until)?.newest().to_vec())
 }
 
-/// The cost that comes nearest to what messages of some bytes took in seconds, relative to each.
+/// Returns the cost that is nearest to the measured times in seconds for numbers of bytes, relative to each time.
 fn fit(points: &[(f64, f64)]) -> Cost {
     let weighted = |value: fn(f64, f64) -> f64| -> f64 {
         points.iter().map(|&(bytes, time)| value(bytes, time) / (time * time).max(1e-18)).sum()
@@ -255,7 +257,7 @@ fn scaled(cost: Cost, factor: f64) -> Cost {
     Cost { message: scaled(cost.message), per_mib: scaled(cost.per_mib) }
 }
 
-/// A time in seconds that ranks have told; of what is none, none.
+/// Converts a time in seconds that ranks told; what is not a time becomes zero.
 fn time_of(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds.clamp(0.0, LONGEST)).unwrap_or_default()
 }

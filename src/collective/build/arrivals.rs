@@ -15,7 +15,7 @@ use crate::rule::{Absent, Scale, When};
 use crate::time::Deadline;
 
 impl<T: Item> AllreduceBuilder<'_, T> {
-    /// The collective with groups of this size. As [`build`](AllreduceBuilder::build).
+    /// Builds the collective with groups of this size. As [`build`](AllreduceBuilder::build).
     pub(super) fn build_arrivals(self, size: u32) -> Result<Allreduce<T>> {
         let (operation, world) = (OPERATION, self.world);
         let until = Deadline::from(world.deadline()).instant();
@@ -29,7 +29,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         let models = topology.ranks_of(host).iter().map(|&rank| areas.register(rank));
         let shared = self.model().filter(|model| !model.own);
         let initial = shared.map(|model| (model.bytes, models));
-        // All cells are at one host. Other ranks read them there.
+        // All cells are on one host. Other ranks read them there.
         let cells = if host == topology.host_of(0) { plan.cells() } else { 1 };
         let sizes = (cells, areas.of_host().unwrap_or_default());
         let made = match topology.leader(host) == world.rank() {
@@ -59,7 +59,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         Ok(Allreduce::new(Calls::Arrivals(raw), (self.dtype, self.lengths), decode_run(&everybody)))
     }
 
-    /// This rank's plan, and where data lies; or what is wrong with its choices.
+    /// Returns this rank's plan and where its data lies, or what is wrong with its choices.
     fn plan_arrivals(&self, size: u32) -> Result<(TicketPlan, Areas)> {
         let usage = |problem| self.usage(problem);
         let (rank, ranks) = (self.world.rank(), self.world.size());

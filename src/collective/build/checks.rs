@@ -1,4 +1,4 @@
-//! Which choices mean something together.
+//! Which choices may be combined.
 
 use super::{AllreduceBuilder, MOST_DEPTH};
 use crate::collective::allreduce::Allreduce;
@@ -11,7 +11,7 @@ use crate::time::Deadline;
 use crate::world::World;
 
 impl<T: Item> AllreduceBuilder<'_, T> {
-    /// The elements and bytes of a contribution; or what is wrong with the choices, however ranks come together.
+    /// Returns the elements and bytes of a contribution, or what is wrong with the choices, however ranks meet.
     pub(super) fn check_choices(&self) -> Result<(usize, usize)> {
         let usage = |problem| self.usage(problem);
         self.fire.check(self.world.size())?;
@@ -50,7 +50,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         self.dtype.is_float() && self.reduce == Reduce::Sum
     }
 
-    /// Rejects choices that do not go with registers.
+    /// Rejects choices that cannot be combined with registers.
     pub(super) fn check_memory(&self, elements: usize) -> Result<()> {
         let usage = |problem| self.usage(problem);
         let bytes = self.model().map_or(0, |model| model.bytes.len());
@@ -96,8 +96,8 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         Ok(())
     }
 
-    /// What each bucket of an allreduce in buckets has of these choices, if all ranks have chosen alike; `buckets` says which
-    /// these are, unless that is a mistake.
+    /// Returns the choices that every bucket of an allreduce in buckets shares, if all ranks have chosen alike.
+    /// `buckets` is the text of the bucket choice, or what is wrong with it.
     pub(in crate::internals::collective) fn shared(
         &self,
         buckets: std::result::Result<String, &'static str>,
@@ -109,7 +109,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         self.agree(checked, choices, until.instant())
     }
 
-    /// What each bucket has of these choices; or which one it cannot have.
+    /// Returns the choices that every bucket shares, or which choice a bucket cannot have.
     fn check_buckets(&self) -> Result<CommonChoices> {
         self.check_choices()?;
         let usage = |problem| self.usage(problem);
@@ -133,7 +133,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
     }
 }
 
-/// Choices that the collectives of all buckets have.
+/// Choices that the collectives of all buckets share.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::internals::collective) struct CommonChoices {
     pub(in crate::internals::collective) dtype: Dtype,
@@ -145,12 +145,12 @@ pub(in crate::internals::collective) struct CommonChoices {
     scale: Scale,
     mover: Mover,
     pub(in crate::internals::collective) executor: Executor,
-    /// The round that the first one follows.
+    /// The round before the first one.
     pub(in crate::internals::collective) base: u64,
 }
 
 impl CommonChoices {
-    /// A collective whose rounds all ranks are in.
+    /// Builds a collective whose rounds wait for all ranks.
     pub(in crate::internals::collective) fn synchronous<T: Item>(
         &self,
         world: &World,
@@ -162,7 +162,7 @@ impl CommonChoices {
         sum.mover(mover).executor(executor).by(until).build()
     }
 
-    /// A collective of several that have the cuts of one.
+    /// Builds one of several collectives that share the cuts of the first.
     pub(in crate::internals::collective) fn following<T: Item>(
         &self,
         world: &World,

@@ -1,4 +1,4 @@
-//! What all ranks must choose alike, told to each other and compared.
+//! What all ranks must choose alike; they tell it to each other and compare.
 
 use super::AllreduceBuilder;
 use crate::collective::checkpoint::Checkpoint;
@@ -9,7 +9,7 @@ use crate::reduce::Item;
 use crate::rule::AgreementBy;
 
 impl<T: Item> AllreduceBuilder<'_, T> {
-    /// The lengths of the tensors, or a digest of them if they are many.
+    /// Returns the lengths of the tensors, or a digest of them if there are many.
     fn tensors(&self) -> String {
         let shown = self.lengths.iter().take(8).map(usize::to_string).collect::<Vec<_>>().join("+");
         let mixed = digest(self.lengths.iter().map(|&length| length as u64));
@@ -19,13 +19,13 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         }
     }
 
-    /// All that must be the same on all ranks.
+    /// Returns all that must be the same on all ranks.
     pub(super) fn choices(&self, plan: &Plan) -> Choices {
         let schedule = |plan: &Plan| match plan.agreement {
             AgreementBy::Gates | AgreementBy::Relays => plan.schedule.name(),
             _ => "none",
         };
-        // It is not known yet whether there is a provider.
+        // At this point it is unknown whether there is a provider.
         let otherwise = (plan.agreement == AgreementBy::Cards).then(|| self.plan(false).ok()).flatten();
         let otherwise = otherwise.map(|plan| format!("{} {}", plan.path_name(), schedule(&plan)));
         let relays = self.may_relay() && self.would_relay(&plan.topology, plan.bytes);
@@ -41,7 +41,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         choices
     }
 
-    /// Those of them that were chosen here.
+    /// Returns the part of them that was chosen on this rank.
     pub(super) fn common_choices(&self) -> Choices {
         let total: usize = self.lengths.iter().sum();
         vec![

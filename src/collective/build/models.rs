@@ -1,4 +1,4 @@
-//! With which models ranks begin, and behind which round.
+//! The models that ranks begin with, and the round after which they begin.
 
 use std::time::Instant;
 
@@ -11,64 +11,67 @@ use crate::fabric::Lender;
 use crate::group::Group;
 use crate::reduce::Item;
 
-/// The model that a rank begins with.
+/// The model with which a rank begins.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Model<'w> {
     pub(super) bytes: &'w [u8],
-    /// Other ranks may begin with others.
+    /// Whether other ranks may begin with other models.
     pub(super) own: bool,
 }
 
 impl<'w, T: Item> AllreduceBuilder<'w, T> {
-    /// Gives each rank a *register*, which holds a model, all tensors one after the other; at first this one, the same on
-    /// all ranks. A contribution is an update of the model then, and an outcome is the model itself.
+    /// Gives each rank a *register*, which holds a model: all tensors, one after the other. It begins with this model,
+    /// the same on all ranks. A contribution is then an update of the model, and an outcome is the model itself.
     ///
-    /// In each round every group to which a member contributed averages the registers of its members, absent ones
-    /// included, and adds the sum of the updates, divided by the number of members. All members have the result in their
-    /// registers then. Under [`Absent::Carry`](crate::Absent::Carry) every update enters once, late ones in the next round that fires: but for
-    /// rounding, the sum of all registers grows by the sum of the updates. A rank that leaves takes its register along. A
-    /// rank computes its next update on its newest outcome.
+    /// In each round, every group to which a member contributed averages the registers of its members, including absent
+    /// ones. It adds the sum of the updates, divided by the number of members, and all members then have the result in
+    /// their registers. Under [`Absent::Carry`](crate::Absent::Carry) every update enters once; late ones enter the
+    /// next round that fires. So except for rounding, the sum of all registers grows by the sum of the updates. A rank
+    /// that leaves takes its register along. A rank computes its next update from its newest outcome.
     ///
     /// Under [`Absent::Hold`](crate::Absent::Hold) contributions are models.
     ///
-    /// Floating-point sums only, with [`Scale::Sum`](crate::Scale::Sum): the division is that by the members.
+    /// Only for floating-point sums, with [`Scale::Sum`](crate::Scale::Sum): the only division is the one by the number
+    /// of members.
     pub fn memory(mut self, initial: &'w [T]) -> Self {
         self.model = Some(Model { bytes: bytemuck::cast_slice(initial), own: false });
         self
     }
 
-    /// As [`memory`](AllreduceBuilder::memory), but each rank begins with a model of its own. Under [`Group::World`] all have
-    /// one register, so the models must be equal there.
+    /// As [`memory`](AllreduceBuilder::memory), but each rank begins with a model of its own. Under [`Group::World`]
+    /// all ranks share one register, so the models must be equal there.
     pub fn own_memory(mut self, initial: &'w [T]) -> Self {
         self.model = Some(Model { bytes: bytemuck::cast_slice(initial), own: true });
         self
     }
 
-    /// Goes on from a [`checkpoint`](crate::Outcome::checkpoint): the first round is the one behind the saved one, and if the
-    /// checkpoint has a model, the rank's register begins with it, in place of a [`memory`](AllreduceBuilder::memory). Each
-    /// rank gives its own checkpoint, and all of them must be of the same round of the same run.
+    /// Resumes from a [`checkpoint`](crate::Outcome::checkpoint). The first round is the one after the saved one. If
+    /// the checkpoint has a model, the rank's register begins with it, in place of a
+    /// [`memory`](AllreduceBuilder::memory). Each rank passes its own checkpoint, and all checkpoints must be of the
+    /// same round of the same run.
     ///
-    /// Rules count from the saved round: which rounds are full, which rank is drawn, and which ranks are a group. Other choices
-    /// than those of the saved collective are allowed. Under [`Absent::Hold`](crate::Absent::Hold) the restored model also stands for the rank's
-    /// contribution, until the next one of it enters.
+    /// Rules count from the saved round: which rounds are full, which rank is drawn, and which ranks form a group. The
+    /// choices may differ from those of the saved collective. Under [`Absent::Hold`](crate::Absent::Hold) the restored
+    /// model also represents the rank's contribution, until the rank's next contribution enters.
     ///
-    /// Groups by order of arrival, and partial rounds that are recorded or replayed do not go on from a checkpoint.
+    /// A collective with groups by order of arrival cannot resume from a checkpoint, nor can one whose partial rounds
+    /// are recorded or replayed.
     pub fn restore(mut self, checkpoint: &'w Checkpoint) -> Self {
         self.restored = Some(checkpoint);
         self.behind(checkpoint.round())
     }
 
-    /// The model that this rank begins with, if ranks have registers: the one that was saved, or else the one that was given.
+    /// Returns the model that this rank begins with, if ranks have registers: the saved one, or else the given one.
     pub(super) fn model(&self) -> Option<Model<'w>> {
         let saved = self.restored.and_then(Checkpoint::model_bytes);
         let model = saved.map(|bytes| Model { bytes, own: true }).or(self.model)?;
-        // All have one register.
+        // All ranks share one register.
         Some(Model { own: model.own && self.group != Group::World, ..model })
     }
 
-    /// If each rank begins with a model of its own: writes it to these places, where the memory of its host was made before.
-    /// Returns when all ranks have done so. A register is read for a round, and a rank arrives for its first one when this
-    /// has returned: so no register is read that its rank has not written.
+    /// Writes the model to these locations, if each rank begins with a model of its own, and returns when all ranks
+    /// have done so. The memory of its host must exist. A rank arrives for its first round only after this has
+    /// returned, so no register is read before its rank has written it.
     pub(super) fn write_own_model(
         &self,
         memory: &mut Lender,
@@ -80,7 +83,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         self.world.fabric().exchange(OPERATION, &[], until).map(drop)
     }
 
-    /// Rejects a checkpoint from which this collective cannot go on.
+    /// Rejects a checkpoint from which this collective cannot resume.
     pub(super) fn check_restored(&self) -> Result<()> {
         let Some(checkpoint) = self.restored else { return Ok(()) };
         let (rank, ranks) = (self.world.rank(), self.world.size());
@@ -98,7 +101,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         Ok(())
     }
 
-    /// A digest of the model that all begin with, if they have one in common.
+    /// Returns a digest of the model that all ranks begin with, if they share one.
     pub(super) fn model_digest(&self) -> String {
         let of = |model: Model<'_>| {
             if model.own {

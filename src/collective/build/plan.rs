@@ -1,4 +1,4 @@
-//! From choices to the plan of a collective.
+//! From the choices to the plan of a collective.
 
 use super::AllreduceBuilder;
 use crate::collective::core::Plan;
@@ -10,7 +10,7 @@ use crate::rule::{Absent, Executor, Mover, Scale};
 use crate::topology::Topology;
 
 impl<T: Item> AllreduceBuilder<'_, T> {
-    /// This rank's plan; or what is wrong with its choices.
+    /// Returns this rank's plan, or what is wrong with its choices.
     pub(super) fn plan(&self, offloaded: bool) -> Result<Plan> {
         let (rank, ranks) = (self.world.rank(), self.world.size());
         let usage = |problem| self.usage(problem);
@@ -31,7 +31,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         }
         let parameters = self.world.parameters();
         let topology = match offloaded {
-            // Under a provider, ranks make no use of shared memory.
+            // Under a provider, ranks do not use shared memory.
             true => Topology::apart(ranks),
             false => self.world.topology().clone(),
         };
@@ -46,7 +46,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         }
         let tree = match self.mover {
             _ if offloaded => false,
-            // The provider that was asked for is not there.
+            // No provider of the requested kind is available.
             Mover::Tree if self.executor == Executor::Provider => topology.is_one_host(),
             Mover::Tree if self.is_taped() => {
                 return Err(usage(
@@ -87,14 +87,14 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         Ok(plan)
     }
 
-    /// Whether `auto` stands for relays here, if the executor lets it.
+    /// Returns whether `auto` selects relays here, if the executor allows it.
     pub(super) fn would_relay(&self, topology: &Topology, bytes: usize) -> bool {
         let alone = topology.has_elsewhere() && topology.is_apart() && self.model().is_none();
         let (parameters, by_processor) = (self.world.parameters(), self.world.fabric().changes_by_processor());
         self.mover == Mover::Auto && alone && parameters.relays(self.fire, bytes as u64, by_processor)
     }
 
-    /// Whether this rank relays while it computes. One that does not would hold up every round.
+    /// Returns whether this rank relays while it computes. A rank that does not would delay every round.
     pub(super) fn may_relay(&self) -> bool {
         matches!(self.executor, Executor::Auto | Executor::Thread)
     }

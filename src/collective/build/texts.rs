@@ -1,4 +1,4 @@
-//! Choices as texts, for callers that have them from users or from other languages.
+//! Choices as texts, for callers that get them from users or from other languages.
 
 use std::str::FromStr;
 
@@ -6,20 +6,20 @@ use super::AllreduceBuilder;
 use crate::error::{Error, Result};
 use crate::reduce::Item;
 
-/// The names of choices that are texts.
+/// The names of the choices that are texts.
 const NAMES: &str = "preset, fire, grace, absent, reduce, scale, group, mover, executor, depth";
 
-/// The value of a choice.
+/// Parses the value of a choice.
 fn parse<C: FromStr<Err: ToString>>(name: &str, text: &str) -> Result<C> {
     text.parse().map_err(|problem: C::Err| Error::Config(format!("{name}: {}", problem.to_string())))
 }
 
 impl<T: Item> AllreduceBuilder<'_, T> {
-    /// Makes a choice by the name of its method here and a value as on the command line, such as `fire` and `quorum=5`.
-    /// A preset takes the place of choices that were made before.
+    /// Sets a choice by the name of its method here and a value as on the command line, such as `fire` and `quorum=5`.
+    /// A preset replaces earlier choices.
     ///
     /// # Errors
-    /// [`Error::Config`] for a name or a value that is none.
+    /// [`Error::Config`] for an unknown name or an invalid value.
     pub fn choose(self, name: &str, value: &str) -> Result<Self> {
         Ok(match name {
             "preset" => self.preset(parse(name, value)?),

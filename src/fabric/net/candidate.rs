@@ -1,5 +1,4 @@
-//! How a rank joins a world over a network: it opens an endpoint, tells the others of it, and
-//! connects it to theirs.
+//! How a rank joins a world over a network: it opens an endpoint, tells the others about it, and connects it to theirs.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -28,22 +27,22 @@ pub(in crate::internals::fabric) struct Opened<W: Wire> {
     pub(in crate::internals::fabric) link: Link<W>,
     /// The provider, which must be the same on all ranks.
     pub(in crate::internals::fabric) provider: String,
-    /// Its address, as the provider encodes it.
+    /// The address of the endpoint, as the provider encodes it.
     pub(in crate::internals::fabric) address: Vec<u8>,
     pub(in crate::internals::fabric) taken: Taken,
 }
 
-/// Which device was taken, for ranks that have a choice of networks.
+/// The device that was taken, for ranks that have a choice of networks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::internals::fabric) struct Taken {
     pub(in crate::internals::fabric) device: String,
-    /// The hosts that reach it.
+    /// Which hosts can reach it.
     pub(in crate::internals::fabric) scope: Scope,
     /// What would have been better, and why it was not taken.
     pub(in crate::internals::fabric) passed_over: Option<String>,
 }
 
-/// An open endpoint, and what the other ranks must know of it.
+/// An open endpoint, and what the other ranks must know about it.
 #[derive(Debug)]
 pub(in crate::internals::fabric) struct NetCandidate<F: OverWire> {
     rank: u32,
@@ -55,7 +54,7 @@ pub(in crate::internals::fabric) struct NetCandidate<F: OverWire> {
 }
 
 impl<F: OverWire> NetCandidate<F> {
-    /// The endpoint that `open` opens.
+    /// Opens an endpoint with `open`.
     ///
     /// # Errors
     /// The provider or `open` fails; the world has too many ranks.
@@ -85,8 +84,8 @@ impl<F: OverWire> NetCandidate<F> {
         Ok(NetCandidate { rank, ranks, patience, link, own_info, taken })
     }
 
-    /// Tells the others of it by `gather`, which gives every rank's bytes to every rank, in rank order,
-    /// and joins the world.
+    /// Tells the others about it by `gather`, which gives every rank's bytes to every rank, in rank order. Then it
+    /// joins the world.
     ///
     /// # Errors
     /// As `gather`, and as [`Candidate::join`].
@@ -96,7 +95,7 @@ impl<F: OverWire> NetCandidate<F> {
         gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>>,
     ) -> Result<F> {
         let introductions = gather(&self.own_info.encode())?;
-        // What they tell no other process hears.
+        // No other process hears what these ranks tell.
         self.connect(&introductions, &Secret::of(b"earlybird"), deadline)
     }
 
@@ -122,7 +121,7 @@ impl<F: OverWire> NetCandidate<F> {
             link.wire.insert(&theirs.address).map_err(|code| {
                 Error::join(rank, format!("{} has no way to rank {peer}: {}", own_info.provider, link.wire.text(code)))
             })?;
-            // Both sides must be able to: the writer has a limit of its own.
+            // Both sides must be able to use header slots: the writer has a limit of its own.
             let header_slots = theirs.header_slots.filter(|_| own_info.header_slots.is_some());
             peers.push((header_slots, theirs.polls_memory));
         }
@@ -153,9 +152,9 @@ impl<F: OverWire> NetCandidate<F> {
         F::warn(rank, &provider);
         let around = Neighbourhood { provider: provider.clone(), neighbours, host_names: host_names.clone(), patience };
         let fabric = NetFabric::new((rank, ranks), engine, failed, watch, around)?;
-        // Also what is done after the deadline, when ranks could not be reached.
+        // This includes work after the deadline, when ranks could not be reached.
         let outer = F::Wire::expect_by(Some(deadline.into()));
-        // No rank goes on before all can be reached.
+        // No rank continues before all can be reached.
         let unreached = |whom: String, how: String| {
             let advice = match how.contains("Too many open files") {
                 true => "a rank takes descriptors for each other one: raise ulimit -n",
@@ -167,7 +166,8 @@ impl<F: OverWire> NetCandidate<F> {
             Error::join(rank, cause)
         };
         let meet = || fabric.exchange("join", &[], deadline).map(drop);
-        // A rank may hear all others before its own bytes could go by a rail. The second exchange ends where all have these.
+        // A rank may hear all others before its own bytes could go by a rail. The second exchange ends when all ranks
+        // have these bytes.
         let all_here = (0..rails.min(2)).try_for_each(|_| meet());
         let all_here = all_here.and_then(|()| fabric.keep_strangers_out(deadline)).map_err(|error| match error {
             Error::Timeout { missing, waited, .. } => {
@@ -181,8 +181,7 @@ impl<F: OverWire> NetCandidate<F> {
         let joined = match all_here {
             Ok(()) => Ok(F::over(fabric)),
             Err(error) => {
-                // The abort tells ranks that still wait the reason; without it they would find this
-                // rank dead.
+                // The abort tells the reason to ranks that still wait; without it they would find this rank dead.
                 fabric.abort(&error.to_string());
                 fabric.leave();
                 drop(fabric);

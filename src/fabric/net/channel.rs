@@ -47,9 +47,9 @@ impl<M> RegionEntry<M> {
 pub(super) struct Channel<M> {
     pub(super) entries: Vec<RegionEntry<M>>,
     pub(super) completions: VecDeque<Completion>,
-    /// This rank has an open endpoint.
+    /// Whether this rank has an open endpoint.
     pub(super) is_open: bool,
-    /// Ranks that have closed their endpoint.
+    /// The number of ranks that have closed their endpoint.
     pub(super) closed: u32,
     /// The first operation that failed because a peer had left, and that peer.
     pub(super) broken: Option<(&'static str, u32)>,
@@ -61,7 +61,7 @@ pub(super) struct Channel<M> {
 struct Wait {
     announced: bool,
     woken: bool,
-    /// The caller sleeps on this bell.
+    /// The bell on which the caller sleeps.
     asleep: Option<Arc<OwnedFd>>,
 }
 
@@ -79,13 +79,13 @@ impl<M> Default for Channel<M> {
 }
 
 impl<M: Registered> Channel<M> {
-    /// The region at `at`, if `len` bytes from there lie in it.
+    /// Returns the region at `at`, if `len` bytes from there lie in it.
     pub(super) fn entry(&self, at: At, len: usize) -> Option<&RegionEntry<M>> {
         let entry = self.entries.get(at.region.0 as usize)?;
         (at.offset <= entry.bytes() && len <= entry.bytes() - at.offset).then_some(entry)
     }
 
-    /// Memory of this rank.
+    /// Returns memory of this rank.
     pub(super) fn own(&self, region: Region) -> Option<&M> {
         match self.entries.get(region.0 as usize)? {
             RegionEntry::Own(registered, _) => Some(registered),
@@ -93,13 +93,13 @@ impl<M: Registered> Channel<M> {
         }
     }
 
-    /// This channel, if peers may write the region and change its cells.
+    /// Returns this channel if peers may write the region and change its cells.
     pub(super) fn writable(&self, location: Location) -> Option<&Self> {
         let own = self.own(Region(u32::from(location.region)))?;
         own.access().allows_writing().then_some(self)
     }
 
-    /// A window on memory of this rank, if the location lies in it.
+    /// Returns a window on memory of this rank if the location lies in it.
     fn target(&self, location: Location, len: usize) -> Option<(&Window, usize)> {
         let (region, offset) = (Region(u32::from(location.region)), usize::try_from(location.offset).ok()?);
         self.entry(At { region, offset }, len)?;
@@ -119,8 +119,7 @@ impl<M: Registered> Channel<M> {
         Some(())
     }
 
-    /// Changes a cell, with release ordering: a thread that sees the change sees the data before
-    /// it.
+    /// Changes a cell, with release ordering: a thread that sees the change sees the earlier data.
     #[must_use]
     pub(super) fn change(&self, location: Location, change: Change) -> Option<()> {
         change.apply(self.cell(location)?);
@@ -140,7 +139,7 @@ impl<M: Registered> Channel<M> {
         }
     }
 
-    /// An operation to a peer that has left failed: the channel completes nothing from now on.
+    /// Breaks the channel: an operation to a peer that has left failed. The channel completes nothing from now on.
     pub(super) fn break_off(&mut self, operation: &'static str, peer: u32) {
         self.broken.get_or_insert((operation, peer));
         self.wake();
@@ -150,7 +149,7 @@ impl<M: Registered> Channel<M> {
         self.wait = Wait { announced, woken: false, asleep: None };
     }
 
-    /// Whether the announced wait is over. Without an announcement there is nothing to wait for.
+    /// Returns whether the announced wait is over; true if there is none.
     pub(super) fn is_woken(&self) -> bool {
         self.wait.woken || !self.wait.announced
     }

@@ -33,7 +33,7 @@ impl<W: Wire> NetEndpoint<W> {
 impl<W: Wire> Endpoint for NetEndpoint<W> {
     fn register(&mut self, bytes: usize, access: Access) -> Result<Region> {
         check_memory(self.shared.rank(), "register", bytes as u64)?;
-        // Without the lock: a large registration takes long, and this rank has to answer meanwhile.
+        // Registers without the lock: a large registration takes long, and this rank must answer meanwhile.
         let registrar = self.shared.lock().link.wire.registrar().clone();
         let made = W::allocate(&registrar, bytes, Purpose::Operations(access));
         self.shared.lock().registered(self.channel, bytes, made)
@@ -81,8 +81,7 @@ impl<W: Wire> Endpoint for NetEndpoint<W> {
     }
 
     fn prepare_wait(&mut self, _interest: Interest) {
-        // Each rank is a host of its own, so no other rank waits here and the interest does not
-        // matter.
+        // Each rank is a host of its own, so no other rank waits here and the interest does not matter.
         self.shared.lock().channel(self.channel).announce(true);
     }
 
@@ -117,7 +116,7 @@ impl<W: Wire> Endpoint for NetEndpoint<W> {
 #[derive(Debug)]
 pub(super) struct NetSleeper<W: Wire> {
     shared: Arc<NetShared<W>>,
-    /// When the delegated waits last ended for a look at memory.
+    /// When the delegated waits last ended for a poll of memory.
     looked: Instant,
 }
 
@@ -128,8 +127,8 @@ impl<W: Wire> NetSleeper<W> {
 }
 
 impl<W: Wire> Sleeper for NetSleeper<W> {
-    /// What rings the bell before the sleep is still there when it begins. A thread that does not get to sleep looks at
-    /// memory all the same, if no peer wakes it.
+    /// A ring before the sleep still counts when the sleep begins. A thread that never gets to sleep polls memory
+    /// nevertheless, if no peer wakes it.
     fn prepare(&mut self) {
         if self.shared.polls_memory() && self.looked.elapsed() >= DOZE {
             self.shared.end_delegated_waits();

@@ -24,10 +24,10 @@ use crate::fault::Fault;
 use crate::interrupt;
 use crate::time::Deadline;
 
-/// How long a rank of a failed world gives its provider to send the last messages.
+/// How long a rank of a failed world waits for its provider to send the last messages.
 const FLUSH_TIME: Duration = Duration::from_millis(50);
 
-/// How long a leaving rank waits for the last acks of peers that leave too.
+/// How long a leaving rank waits for the last acks of peers that leave, too.
 const LEAVE_TIME: Duration = Duration::from_secs(1);
 
 /// A rank's view of a world over a network. Each rank is a host of its own.
@@ -46,17 +46,17 @@ pub(in crate::internals::fabric) struct NetFabric<W: Wire> {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What a rank knows of its world beside the engine.
+/// What a rank knows about its world besides the engine.
 pub(super) struct Neighbourhood {
     pub(super) provider: String,
-    /// Ranks of its host.
+    /// The ranks on this rank's host.
     pub(super) neighbours: Vec<u32>,
     pub(super) host_names: HostNames,
     pub(super) patience: Patience,
 }
 
 impl<W: Wire> NetFabric<W> {
-    /// A world of these peers, of which none may be reached yet.
+    /// Creates the world of these peers, of which none may be reachable yet.
     pub(super) fn new(
         (rank, ranks): (u32, u32),
         engine: NetEngine<W>,
@@ -87,7 +87,7 @@ impl<W: Wire> NetFabric<W> {
         })
     }
 
-    /// What strangers and the device may have to do with a rank that is not heard, as text that continues a sentence.
+    /// Describes strangers and device trouble that may explain why a rank is silent, as text that continues a sentence.
     pub(super) fn explanation(&self) -> String {
         let engine = self.shared.lock();
         format!("{}{}", engine.ailment(), engine.strangers)
@@ -133,11 +133,11 @@ impl<W: Wire> NetFabric<W> {
         given.map_err(|error| error.on(host_names).beside_strangers(|| self.strangers()))
     }
 
-    /// Once all ranks are connected to each other, no other process may connect. Until then, one may have connected in the name
-    /// of a rank, and pass on or forge what these ranks tell each other: so that is sealed.
+    /// Shuts out other processes, once all ranks are connected to each other. Until then, another process may have
+    /// connected in the name of a rank. It may pass on or forge what these ranks tell each other, so that is sealed.
     ///
     /// # Errors
-    /// As an exchange; [`Error::Join`] where a rank cannot tell whether it is connected to another one.
+    /// As an exchange. [`Error::Join`] where a rank cannot tell whether it is connected to another rank.
     pub(super) fn keep_strangers_out(&self, deadline: Instant) -> Result<()> {
         if !W::CAN_BE_FOUND {
             return Ok(());
@@ -157,7 +157,7 @@ impl<W: Wire> NetFabric<W> {
                 format!("the connection to {of} is none of its own: {why}; see What is not protected in SECURITY.md");
             Error::join(self.rank, cause)
         })?;
-        // Messages carry another word from here on. Those of a rank with the former one have come before this one of it.
+        // Messages carry another word from here on. A rank's messages with the old word have arrived before this one.
         self.swap_sealed("shut", deadline, |_| &[])?;
         self.shared.lock().end_joining();
         Ok(())
@@ -204,8 +204,8 @@ impl<W: Wire> NetFabric<W> {
     }
 }
 
-/// Calls `join` for all ranks of a world in this process, in threads of their own, each with a way
-/// to gather what the ranks tell.
+/// Calls `join` for all ranks of a world in this process, each in a thread of its own, with a function that gathers
+/// what the ranks tell.
 ///
 /// # Errors
 /// As `join`.
@@ -244,13 +244,13 @@ pub(in crate::internals::fabric) trait OverWire:
 {
     type Wire: Wire;
 
-    /// The fabric that is this world.
+    /// Returns the fabric that is this world.
     fn over(world: NetFabric<Self::Wire>) -> Self;
 
-    /// Says what a user should know whose world uses this provider.
+    /// Warns a user whose world uses this provider.
     fn warn(_rank: u32, _provider: &str) {}
 
-    /// The world.
+    /// Returns the world.
     fn world(&self) -> &NetFabric<Self::Wire>;
 }
 
@@ -345,13 +345,13 @@ impl<T: OverWire> Fabric for T {
     fn leave(&self) {
         let (world, now) = (self.world(), Instant::now());
         let NetFabric { shared, bell, linger, .. } = world;
-        // Peers end when all have said that they leave. They are needed until the operations of
-        // this rank that are in flight have landed.
+        // Peers end when all have announced that they leave. They are needed until the operations of this rank that are
+        // in flight have landed.
         shared.wait_until(0, bell, now + *linger, NetEngine::has_settled);
         shared.visit().announce_leave();
-        // A slower rank may still ask for data in this rank's memory.
+        // A slower rank may still request data in this rank's memory.
         shared.wait_until(0, bell, now + *linger, NetEngine::have_all_left);
-        // Acknowledge the last messages: no later message of this rank will.
+        // Acknowledge the last messages, because no later message of this rank will.
         shared.visit().ack_all();
         shared.wait_until(0, bell, Instant::now() + LEAVE_TIME, NetEngine::is_acked_by_all);
         let mut engine = shared.visit();
@@ -361,12 +361,12 @@ impl<T: OverWire> Fabric for T {
         let failed = engine.health("leave").is_err();
         drop(engine);
         if failed {
-            // A provider may send what it has accepted a little later; without these messages the
-            // others would name this rank.
+            // A provider may send what it has accepted a little later. Without these messages the others would blame
+            // this rank.
             shared.wait_until(0, bell, Instant::now() + FLUSH_TIME, |_| false);
         } else {
-            // Ranks of one process share the mappings of libfabric's `shm`: a last message to a
-            // closed endpoint would go to unmapped memory.
+            // Ranks of one process share the mappings of libfabric's `shm`: a last message to a closed endpoint would
+            // go to unmapped memory.
             shared.wait_until(0, bell, Instant::now() + LEAVE_TIME, NetEngine::have_all_ended);
         }
         world.stop();

@@ -5,64 +5,65 @@ use super::header_slots::SLOT_BYTES;
 use super::message::MOST_DATA;
 use super::shares::peers;
 
-/// Longest part of a transfer, whatever the provider supports: messages to the same peer, signs of
-/// life among them, wait behind it.
+/// The maximum length of a part of a transfer, whatever the provider supports: messages to the same peer, including
+/// signs of life, wait for it.
 const MOST_PART: usize = 1 << 20;
 
-/// Shortest transfer whose parts go over several rails. Its signal waits for their completion, one more way to the peer and
-/// back: some microseconds, which writing half of it takes at 25 to 50 GB/s, and more at less.
+/// The minimum length of a transfer whose parts go over several rails. Its signal waits for their completion, which
+/// takes one more round trip to the peer: some microseconds. Writing half of it takes that time at 25 to 50 GB/s, and
+/// more on slower links.
 pub(in crate::internals::fabric) const LEAST_SPREAD: usize = 256 << 10;
 
 /// Parts of a transfer over several rails are multiples of a page.
 pub(super) const SPREAD_UNIT: usize = 4096;
 
-/// One-sided operations in flight, unless the world has more peers.
+/// The number of one-sided operations in flight, unless the world has more peers.
 const MOVING: usize = 64;
 
-/// Message buffers for incoming messages, unless a provider needs more.
+/// The number of message buffers for incoming messages, unless a provider needs more.
 const RECEIVE_BUFFERS: usize = 128;
 
-/// Message buffers for outgoing messages, unless the world has more peers.
+/// The number of message buffers for outgoing messages, unless the world has more peers.
 const SEND_BUFFERS: usize = 64;
 
-/// Buffers of each peer's share that are reserved for uncounted messages, which wait for no other.
+/// The buffers of each peer's share that are reserved for uncounted messages, which wait for no other.
 pub(super) const RESERVED: usize = 1;
 
 /// Limits of one endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::internals::fabric) struct Limits {
-    /// Most bytes of data that travel in a message.
+    /// The maximum number of bytes of data in a message.
     pub(in crate::internals::fabric) put: usize,
-    /// Longest part of a transfer.
+    /// The maximum length of a part of a transfer.
     pub(in crate::internals::fabric) part: usize,
-    /// Longest transfer that carries a header along.
+    /// The maximum length of a transfer that carries a header along.
     pub(in crate::internals::fabric) with_header: usize,
-    /// Message buffers for incoming messages.
+    /// The number of message buffers for incoming messages.
     pub(in crate::internals::fabric) receives: usize,
-    /// One-sided operations in flight.
+    /// The number of one-sided operations in flight.
     pub(in crate::internals::fabric) moving: usize,
-    /// Bytes of immediate data that a peer's write can bring; 0 if writes are to carry none.
+    /// The bytes of immediate data that a peer's write can bring; 0 if writes carry none.
     pub(in crate::internals::fabric) immediate: usize,
-    /// Locations of a peer that one write can reach.
+    /// The number of locations of a peer that one write can reach.
     pub(in crate::internals::fabric) places: usize,
 }
 
 impl Limits {
-    /// Those of an endpoint whose operations have at most `longest` bytes, in a world of `ranks`.
-    /// Its writes carry neither immediate data nor headers.
+    /// Returns the limits of an endpoint whose operations have at most `longest` bytes, in a world of `ranks`. Its
+    /// writes carry neither immediate data nor headers.
     pub(in crate::internals::fabric) fn of(longest: usize, ranks: u32) -> Self {
         let (part, with_header) = (longest.clamp(1, MOST_PART), longest.saturating_sub(SLOT_BYTES).min(MOST_PART));
         let moving = MOVING.max(peers(ranks));
         Limits { put: MOST_DATA, part, with_header, receives: RECEIVE_BUFFERS, moving, immediate: 0, places: 1 }
     }
 
-    /// Operations that can be in flight in a world of `ranks`. Receives have the first numbers, then
-    /// come sends and then transfers.
+    /// Returns the number of operations that can be in flight in a world of `ranks`. Receives have the first numbers,
+    /// then come sends and then transfers.
     pub(in crate::internals::fabric) fn operations(&self, ranks: u32) -> usize {
         self.first_transfer(ranks) + self.moving
     }
 
-    /// The number of the first transfer.
+    /// Returns the number of the first transfer.
     pub(in crate::internals::fabric) fn first_transfer(&self, ranks: u32) -> usize {
         self.receives + SEND_BUFFERS.max(peers(ranks)) + RESERVED * peers(ranks)
     }

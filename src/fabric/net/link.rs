@@ -1,5 +1,4 @@
-//! A wire with what its operations need: message buffers, header slots, and a number for each
-//! operation in flight.
+//! A wire with what its operations need: message buffers, header slots, and a number for each operation in flight.
 #![allow(unsafe_code)]
 
 use super::header_slots::{self, HeaderSlots, ImmediateData, SLOT_BYTES};
@@ -11,22 +10,22 @@ use super::wire::{Atomicity, CellChange, Ends, Local, Posted, QueueEntry, Remote
 use crate::fabric::memory::check_memory;
 use crate::fabric::{Access, CACHE_LINE, Window};
 
-/// Bytes of a message buffer: a message, rounded up to a cache line.
+/// The bytes of a message buffer: a message, rounded up to a cache line.
 const BUFFER_BYTES: usize = (MOST_HEADER + MOST_DATA).next_multiple_of(CACHE_LINE);
 
 // The slot of a header also holds the words of an atomic.
 const _: () = assert!(SLOT_BYTES >= 3 * size_of::<u64>());
 
-/// The offset of the header that write `number` carries. Headers lie behind the buffer of injected
-/// messages, which has the number of the first transfer.
+/// Returns the offset of the header that write `number` carries. Headers lie after the buffer of injected messages,
+/// which has the number of the first transfer.
 fn header_at(first_transfer: usize, number: usize) -> usize {
     (first_transfer + 1) * BUFFER_BYTES + number * SLOT_BYTES
 }
 
 impl Limits {
-    /// Bytes of the memory of a link in a world of `ranks`, which grows with their number: of the
-    /// message buffers with the outgoing headers behind them, and of the header slots for incoming
-    /// headers, if writes can bring some.
+    /// Returns the bytes of the memory of a link in a world of `ranks`, which grow with the number of ranks. The first
+    /// value is for message buffers, followed by the outgoing headers. The second is for header slots, if writes can
+    /// bring headers.
     pub(in crate::internals::fabric) fn memory(&self, ranks: u32) -> (usize, Option<usize>) {
         let brings_headers = self.immediate >= ImmediateData::BYTES && self.places >= 2;
         let buffers = header_at(self.first_transfer(ranks), self.moving);
@@ -34,7 +33,7 @@ impl Limits {
     }
 }
 
-/// What has happened to an operation, or at a peer.
+/// What happened to an operation, or at a peer.
 #[derive(Clone, Debug)]
 pub(in crate::internals::fabric) enum Event {
     /// A message arrived: its buffer and length.
@@ -45,9 +44,9 @@ pub(in crate::internals::fabric) enum Event {
     Moved(u32, u32, u64),
     /// A peer's write with this immediate data landed here.
     Landed(u64),
-    /// An operation to this peer failed; the transfer, if it was part of one; and the reason.
+    /// An operation to this peer failed. The values are the transfer, if the operation was part of one, and the reason.
     Failed(u32, Option<u32>, String),
-    /// An event of no interest.
+    /// An irrelevant event.
     Nothing,
 }
 
@@ -56,7 +55,7 @@ pub(in crate::internals::fabric) enum Event {
 struct Operation {
     peer: u32,
     transfer: u32,
-    /// It fetches the value of a cell.
+    /// Whether it fetches the value of a cell.
     fetches: bool,
 }
 
@@ -71,28 +70,28 @@ pub(super) enum Way {
     In,
 }
 
-/// A wire at work.
+/// A wire in operation.
 #[derive(Debug)]
 pub(in crate::internals::fabric) struct Link<W: Wire> {
-    /// Where peers write headers; `None` if writes carry none. Peers may write it, unlike the
-    /// message buffers, so it is memory of its own.
+    /// The header slots, where peers write headers; `None` if writes carry none. Unlike the message buffers, peers may
+    /// write this memory, so it is separate.
     header_slots: Option<W::Memory>,
     buffers: W::Memory,
-    // After the registrations, which end first.
+    // Comes after the registrations, because they must end first.
     pub(in crate::internals::fabric) wire: W,
     /// The memory of both, which the provider may use until the wire has ended.
     windows: Vec<Window>,
     operations: Vec<Operation>,
     sending: Pool,
     moving: Pool,
-    /// The number of the first transfer, and of the buffer for injected messages behind the others.
+    /// The number of the first transfer, and of the buffer for injected messages after the others.
     first_transfer: usize,
     pub(in crate::internals::fabric) limits: Limits,
-    /// Whether writes carry immediate data, and whether it has a tag: for this rank alone until
-    /// [`Link::agree`].
+    /// Whether writes carry immediate data, and whether it has a tag. Until [`Link::agree`], this is known only for
+    /// this rank.
     pub(in crate::internals::fabric) uses_immediate: bool,
     pub(in crate::internals::fabric) tags_immediate: bool,
-    /// The provider has not taken a message buffer back.
+    /// The error with which the provider refused a returned message buffer.
     refused: Option<W::Error>,
 }
 
@@ -131,36 +130,36 @@ impl<W: Wire> Link<W> {
         Ok(link)
     }
 
-    /// Memory that the provider may use until the wire ends.
+    /// Returns memory that the provider may use until the wire ends.
     pub(super) fn windows(&self) -> impl Iterator<Item = &Window> {
         self.windows.iter()
     }
 
-    /// Where peers write headers to this rank; `None` if writes carry none.
+    /// Returns where peers write headers to this rank; `None` if writes carry none.
     pub(in crate::internals::fabric) fn header_slots(&self) -> Option<HeaderSlots> {
         let (key, base) = self.header_slots.as_ref()?.key()?;
         Some(HeaderSlots { key, base })
     }
 
-    /// Bytes of immediate data that a peer's write may bring to this rank: 0 if it is not used.
+    /// Returns the bytes of immediate data that a peer's write may bring to this rank; 0 if it is not used.
     pub(super) fn immediate(&self) -> usize {
         if self.uses_immediate { self.limits.immediate } else { 0 }
     }
 
-    /// Whether this rank's device changes its cells for peers. Immediate data has to end its waits.
+    /// Returns whether this rank's device changes its cells for peers. Immediate data must then end its waits.
     pub(in crate::internals::fabric) fn is_by_device(&self) -> bool {
         self.uses_immediate && self.wire.atomicity() != Atomicity::Processor
     }
 
-    /// Whether what devices change here needs no wake, as this rank looks by itself.
+    /// Returns whether this rank polls its memory, so that it needs no wake for what devices change there.
     pub(super) fn polls_memory(&self) -> bool {
         self.is_by_device() && self.wire.polls_memory()
     }
 
-    /// Every rank takes at least this number of bytes of immediate data, and one of them no more. Devices
-    /// may differ: a rank that takes no immediate data would wait for it for ever, and if some
-    /// writes had a tag and others not, peers would look like strangers. `by_device`: all ranks'
-    /// devices change cells. `in_order`: they also order the bytes of a write.
+    /// Sets what all ranks can do. Every rank takes at least `immediate` bytes of immediate data, and one of them takes
+    /// no more. Devices may differ: a rank that takes no immediate data would wait for it for ever, and if only some
+    /// writes had a tag, peers would look like strangers. `by_device`: the devices of all ranks change cells.
+    /// `in_order`: they also order the bytes of a write.
     pub(super) fn agree(&mut self, immediate: usize, by_device: bool, in_order: bool) {
         self.uses_immediate &= immediate >= ImmediateData::BYTES;
         self.tags_immediate = immediate >= ImmediateData::TAGGED_BYTES;
@@ -185,12 +184,11 @@ impl<W: Wire> Link<W> {
     /// Posts a buffer for the next message.
     pub(super) fn post_receive(&mut self, buffer: usize) -> Result<(), W::Error> {
         let to = Local { memory: &self.buffers, offset: buffer * BUFFER_BYTES, len: BUFFER_BYTES };
-        // SAFETY: the buffers and their number belong to this value, and no code reads the buffer
-        // before its entry.
+        // SAFETY: the buffers and their number belong to this value, and no code reads the buffer before its entry.
         unsafe { self.wire.receive(to, buffer) }
     }
 
-    /// The message in a buffer that was not posted again.
+    /// Returns the message in a buffer that was not posted again.
     pub(super) fn message(&self, buffer: usize, len: usize) -> &[u8] {
         let bytes = self.buffers.window().bytes(buffer * BUFFER_BYTES, len.min(BUFFER_BYTES));
         // SAFETY: the provider has completed the receive, and writes there only after
@@ -198,8 +196,8 @@ impl<W: Wire> Link<W> {
         unsafe { std::slice::from_raw_parts(bytes.as_ptr(), len.min(BUFFER_BYTES)) }
     }
 
-    /// Sends a header, and data that `fill` copies behind it to an offset in a window. An uncounted
-    /// message may use the reserved buffers.
+    /// Sends a header, and the data that `fill` copies after it to an offset in a window. An uncounted message may use
+    /// the reserved buffers.
     pub(super) fn send(
         &mut self,
         peer: u32,
@@ -234,15 +232,14 @@ impl<W: Wire> Link<W> {
         sent
     }
 
-    /// The rails over which the parts of a transfer of `len` bytes go in turn. A signal waits for the completion of
-    /// what goes over several.
+    /// Returns the number of rails over which the parts of a transfer of `len` bytes go in turn. A signal waits for the
+    /// completion of a transfer over several rails.
     pub(super) fn rails(&self, len: usize) -> usize {
         if len < LEAST_SPREAD { 1 } else { self.wire.rails() }
     }
 
-    /// Moves a part of a transfer between own memory and a peer's, by a rail. The completion of a part without
-    /// immediate data means that it lies in the peer's memory; with immediate data, only that the
-    /// source was read.
+    /// Moves a part of a transfer between own memory and a peer's, by a rail. Without immediate data, completion of the
+    /// part means that it lies in the peer's memory. With immediate data, it only means that the source was read.
     pub(super) fn transfer(
         &mut self,
         transfer: u32,
@@ -263,8 +260,8 @@ impl<W: Wire> Link<W> {
         posted.map(|number| number.is_some())
     }
 
-    /// Moves data to a peer, if there is some, and changes a cell there. A cell that lies `joins` bytes behind the
-    /// start of the data is set by the same write: together they fit a header slot.
+    /// Moves data to a peer, if there is any, and changes a cell there. If the cell lies `joins` bytes after the start
+    /// of the data, the same write sets it: together they fit a header slot.
     pub(super) fn change(
         &mut self,
         (transfer, peer): (u32, u32),
@@ -320,8 +317,7 @@ impl<W: Wire> Link<W> {
         posted.map(|number| number.is_some())
     }
 
-    /// Starts a one-sided operation, and returns its number: `post` gets it, too. `None` if it cannot
-    /// be posted now.
+    /// Starts a one-sided operation, and returns its number, which `post` also gets. `None` if it cannot be posted now.
     fn start(
         &mut self,
         transfer: u32,
@@ -337,7 +333,7 @@ impl<W: Wire> Link<W> {
         Ok(Some(number))
     }
 
-    /// Makes progress and reads what has completed, which [`Link::next`] returns.
+    /// Makes progress and reads what has completed; [`Link::next`] returns it.
     pub(super) fn poll(&mut self) -> Result<(), W::Error> {
         match self.refused.take() {
             Some(error) => Err(error),
@@ -345,7 +341,7 @@ impl<W: Wire> Link<W> {
         }
     }
 
-    /// The next event that [`Link::poll`] has read.
+    /// Returns the next event that [`Link::poll`] has read.
     pub(super) fn next(&mut self) -> Option<Event> {
         loop {
             return Some(match self.wire.next()? {
@@ -368,7 +364,7 @@ impl<W: Wire> Link<W> {
         }
     }
 
-    /// An operation is over: its number is free again.
+    /// Ends an operation, and frees its number.
     fn release(&mut self, number: usize) -> Event {
         let Operation { transfer, peer, fetches } = self.operations[number];
         if number < self.first_transfer {
@@ -384,12 +380,12 @@ impl<W: Wire> Link<W> {
         Event::Moved(transfer, peer, u64::from_ne_bytes(word))
     }
 
-    /// Whether every message that the provider has accepted is sent.
+    /// Returns whether every message that the provider has accepted is sent.
     pub(super) fn has_sent_all(&self) -> bool {
         self.sending.is_whole()
     }
 
-    /// Whether nothing is in flight.
+    /// Returns whether nothing is in flight.
     pub(super) fn is_idle(&self) -> bool {
         self.has_sent_all() && self.moving.is_whole()
     }

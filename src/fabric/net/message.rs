@@ -1,24 +1,22 @@
-//! The encoding of messages between ranks: everything but bulk data.
+//! The encoding of messages between ranks, which carry all but bulk data.
 
 use crate::fabric::{Atomic, Change};
 
-/// Most bytes of a message without its data.
+/// The maximum number of bytes of a message without its data.
 pub(crate) const MOST_HEADER: usize = 64;
 
-/// Bytes of a header without a second operand. With two words of data the message is small enough
-/// that providers inject it, which is faster than sending: 64 bytes over TCP. All 48 bytes are in
-/// use.
+/// The bytes of a header without a second operand. With two words of data the message is so small that providers inject
+/// it, which is faster than sending: 64 bytes over TCP. All 48 bytes are in use.
 const SHORT: usize = 48;
 
-/// Most bytes of data that travel in a message even where a write could carry the header: with a
-/// short header such a message is injected.
+/// The maximum number of bytes of data that travel in a message even where a write could carry the header. With a short
+/// header such a message is injected.
 pub(crate) const MOST_INLINE: usize = MOST_HEADER - SHORT;
 
-/// Most bytes of data in a message; providers copy as much at once. A header has 16 bits for the
-/// length.
+/// The maximum number of bytes of data in a message, which providers copy at once. A header has 16 bits for the length.
 pub(crate) const MOST_DATA: usize = 8 * 1024;
 
-/// Most ranks of a world: a header has 16 bits for the sender.
+/// The maximum number of ranks of a world: a header has 16 bits for the sender.
 pub(super) const MOST_RANKS: u32 = 1 << 16;
 
 /// A location in a region of the receiver.
@@ -26,18 +24,17 @@ pub(super) const MOST_RANKS: u32 = 1 << 16;
 pub(crate) struct Location {
     /// The receiver's number of the region, within the channel.
     pub(crate) region: u16,
-    /// Bytes from its start.
+    /// The bytes from its start.
     pub(crate) offset: u64,
 }
 
 /// The content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// Copy the data, if any, to `to`; then change a cell, if `signal` names one. `ack_now` if the
-    /// sender waits for the ack.
+    /// Copy the data, if any, to `to`; then change a cell, if `signal` names one. With `ack_now` the sender waits for
+    /// the ack.
     Put { to: Location, signal: Option<(Location, Change)>, ack_now: bool },
-    /// Change a cell when `parts` writes with this `write_id`, which travel on their own, have
-    /// landed.
+    /// Change a cell when `parts` writes with this `write_id`, which travel separately, have landed.
     Landing { write_id: u16, parts: u32, signal: (Location, Change), ack_now: bool },
     /// Change a cell and answer with its old value. `id` goes into the answer.
     Atomic { at: Location, atomic: Atomic, id: u32 },
@@ -47,15 +44,16 @@ pub(crate) enum Content {
     Ack,
     /// The sender's bytes (the data) for an exchange, by its number.
     Exchange { turn: u64 },
-    /// The same, of one by which ranks join. It is not counted: one of a stranger takes no number of a rank's later message.
+    /// The same for an exchange by which ranks join. It is not counted, so that a stranger's message takes no number of
+    /// a rank's later message.
     Join { turn: u64 },
     /// Asks for a sign of life.
     Ping,
-    /// Asks a rank whether it sees the process of another one of its host run.
+    /// Asks a rank whether it sees the process of another rank on its host running.
     Ask { rank: u32 },
-    /// Whether the sender sees the process of a rank run.
+    /// Whether the sender sees the process of a rank running.
     Seen { rank: u32, runs: bool },
-    /// The sender has taken this number of further wakes of the receiver.
+    /// The sender has taken `count` further wakes of the receiver.
     Woken { count: u32 },
     /// A rank has aborted the job; the data gives the reason. `last` if the sender ends now.
     Abort { by: u32, last: bool },
@@ -72,26 +70,25 @@ pub(crate) enum Content {
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
-    /// The secret of the job. It keeps strangers out and tells worlds apart: an address may have
-    /// belonged to another world before.
+    /// The secret of the job. It keeps strangers out and tells worlds apart, because an address may have belonged to
+    /// another world before.
     pub(crate) secret: u64,
     /// The sending rank.
     pub(crate) from: u32,
     /// The number of a counted message, from 1; unused for other messages.
     pub(crate) number: u32,
-    /// Cumulative acknowledgement: the sender has processed the receiver's messages up to this
-    /// number.
+    /// Cumulative acknowledgement: the sender has processed the receiver's messages up to this number.
     pub(crate) ack: u32,
     /// The collective that it belongs to.
     pub(crate) channel: u16,
-    /// Bytes of data that follow.
+    /// The bytes of data that follow.
     pub(crate) len: u32,
     /// The kind of message and its operands.
     pub(crate) content: Content,
 }
 
 impl Content {
-    /// Whether ranks that join send such messages.
+    /// Returns whether joining ranks send such messages.
     pub(super) fn is_of_joining(&self) -> bool {
         match self {
             Content::Join { .. }
@@ -137,17 +134,17 @@ const SET: u8 = 1;
 const ADD: u8 = 2;
 const ACK_NOW: u8 = 4;
 
-/// Bytes of a cell.
+/// The bytes of a cell.
 const CELL: u64 = 8;
 
-/// The sender ends.
+/// The flag for a sender that ends.
 const LAST: u8 = 1;
 
 const FETCH_ADD: u8 = 0;
 const COMPARE_SWAP: u8 = 1;
 
 impl Content {
-    /// Whether the message is counted, and so delivered exactly once and acknowledged.
+    /// Returns whether the message is counted, and so delivered exactly once and acknowledged.
     pub(crate) fn is_counted(self) -> bool {
         !matches!(
             self,
@@ -163,13 +160,13 @@ impl Content {
         )
     }
 
-    /// Whether the sender sends and processes nothing after it.
+    /// Returns whether the sender sends and processes nothing after it.
     pub(crate) fn is_last(self) -> bool {
         matches!(self, Content::Abort { last: true, .. } | Content::Died { last: true, .. } | Content::Ended)
     }
 }
 
-/// The fields of a header, not yet interpreted.
+/// The fields of a header before interpretation.
 #[derive(Default)]
 struct Fields {
     kind: u8,
@@ -266,7 +263,7 @@ impl Message {
         Header { bytes, len }
     }
 
-    /// A message and its data; `None` for bytes that are no message.
+    /// Returns a message and its data; `None` for bytes that are not a message.
     pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let (header, mut data) = bytes.split_first_chunk::<SHORT>()?;
         let half = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);

@@ -1,27 +1,25 @@
 //! What the fabrics over a network share.
 //!
-//! Bulk data moves by one-sided writes and reads of registered memory. Small data, signals and
-//! atomics go the same way where devices change cells; elsewhere they go by messages that the
-//! receiving rank processes in software: in a call of its own into the library, or on its helper
-//! thread.
+//! Bulk data moves by one-sided writes and reads of registered memory. Small data, signals and atomics go the same way
+//! where devices change cells. Elsewhere they go by messages that the receiving rank processes in software: in a call
+//! of its own into the library, or on its helper thread.
 //!
 //! # Layers
-//! A provider implements [`Wire`]: it posts operations, reports what has completed, registers
-//! memory, and says what to sleep on. [`Link`] adds message buffers, header slots and a number for
-//! each operation in flight. The [engine] sends and processes messages over it. All threads of a
-//! rank share the engine behind one lock ([`shared`]). [`NetFabric`] is the world. All of these are
-//! generic over the wire, so each provider has code of its own and no operation is a virtual call.
+//! A provider implements [`Wire`]: it posts operations, reports what has completed, registers memory, and names the
+//! descriptors to sleep on. [`Link`] adds message buffers, header slots and a number for each operation in flight. The
+//! [engine] sends and processes messages over it. All threads of a rank share the engine behind one lock ([`shared`]).
+//! [`NetFabric`] is the world. All of these are generic over the wire, so each provider has code of its own and no
+//! operation is a virtual call.
 //!
 //! # Putting
-//! Where devices change cells, a put is a write of the data and then an operation on the cell of the
-//! signal, which lands behind it. Immediate data follows, and ends a wait of the target. Without a
-//! signal it is the write alone.
+//! Where devices change cells, a put is a write of the data and then an operation on the cell of the signal, which
+//! lands after it. Immediate data follows and ends a wait of the target. Without a signal it is the write alone.
 //!
-//! Elsewhere data of one or two words travels in the message that also names the signal. More data is written
-//! to its address by an operation that also writes the message into a header slot. Where a provider
-//! cannot do that, small data is received with its message and copied to its address; large data,
-//! and data that does not fit one operation, is written in parts. Either immediate data announces
-//! the parts that have landed, or the parts complete before the message is sent.
+//! Elsewhere, one or two words of data travel in the message that also names the signal. An operation that writes more
+//! data to its address also writes the message into a header slot. Where a provider cannot do that, small data is
+//! received with its message and copied to its address. Large data, and data that does not fit one operation, is
+//! written in parts. Either immediate data announces the parts that have landed, or the parts complete before the
+//! message is sent.
 //!
 //! # Atomics
 //! One agent makes all changes of a cell, the home's own included, so there is one domain of
@@ -34,36 +32,34 @@
 //! Plain loads through a window see the changes of both.
 //!
 //! # Completion
-//! Messages are numbered and processed exactly once. Each message acknowledges the receiver's
-//! messages that were processed. Where a rank has no message to send, it sends an ack of its own
-//! when it is idle or goes to sleep. At most a window of messages to a peer is in flight.
+//! Messages are numbered and processed exactly once. Each message acknowledges the receiver's messages that were
+//! processed. A rank that has no message to send sends a separate ack when it is idle or before it sleeps. At most a
+//! window of messages to a peer is in flight.
 //!
 //! # Closing
-//! The memory of a collective stays until all ranks have said that they have closed it. A rank says
-//! so when no operation that it began there is in flight, and leaves after that.
+//! The memory of a collective exists until all ranks have announced that they have closed it. A rank announces it when
+//! no operation that it began there is in flight, and leaves after that.
 //!
 //! # Strangers
-//! Any process that knows a rank's address can connect to it. A message that does not carry the
-//! job's secret is counted and changes nothing. Immediate data carries a part of the secret, since
-//! some providers deliver it without a key. Keys of memory are random, and memory that no peer
-//! needs has none. SECURITY.md says what that protects against.
+//! Any process that knows a rank's address can connect to it. A message that does not carry the job's secret is counted
+//! and changes nothing. Immediate data carries a part of the secret, since some providers deliver it without a key.
+//! Keys of memory are random, and memory that no peer needs has none. SECURITY.md says what that protects against.
 //!
 //! # Peers that are stalled
-//! Each peer has its share of the message buffers and contexts, and operations that wait are posted
-//! in turns, so a peer that takes nothing holds up no other. Acks wait for no data: they go first,
-//! by injection, or else in a message buffer that is reserved for them.
+//! Each peer has its share of the message buffers and contexts, and waiting operations are posted in turns, so a peer
+//! that takes nothing delays no other. Acks wait for no data: they go first, by injection, or else in a message buffer
+//! that is reserved for them.
 //!
 //! # Death
-//! The kernel reports the end of processes on the same machine. Ranks elsewhere are asked for a
-//! sign of life, each by a few ranks: a message, a write that landed here, or the answer to a read
-//! or a write. A write with immediate data that has gone out is no such sign. A rank treats a peer
-//! as ended only after it has processed what the peer had sent by then. A peer that had left before
-//! is not missed; any other is dead, and the rank that finds it dead tells all others. Every rank
-//! of a failed world does the same when it ends: it sends no message that it leaves, because that
-//! message might overtake the failure.
+//! The kernel reports the end of processes on the same machine. A few ranks ask each remote rank for a sign of life: a
+//! message, a write that landed here, or the answer to a read or a write. A write with immediate data that has gone out
+//! is not such a sign. A rank treats a peer as ended only after it has processed what the peer had sent by then. A peer
+//! that had left before is not missed. Any other is dead, and the rank that finds it dead tells all others. Every rank
+//! of a failed world does the same when it ends. It sends no message that it leaves, because that message might
+//! overtake the failure.
 //!
-//! A device also reports trouble by itself, such as a queue that has failed: no operation need end
-//! then. Ranks ask for that where they look for dead ranks.
+//! A device also reports trouble by itself, such as a failed queue, which may end no operation. Ranks check for it when
+//! they check for dead ranks.
 
 mod candidate;
 mod channel;

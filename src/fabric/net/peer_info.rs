@@ -1,4 +1,4 @@
-//! What the other ranks must know of a rank before the network can carry anything.
+//! What the other ranks must know about a rank before the network can carry anything.
 
 use super::header_slots::HeaderSlots;
 use super::secret::KEY;
@@ -13,24 +13,25 @@ pub(crate) struct PeerInfo {
     pub(crate) provider: String,
     /// The host: the same text for processes that can see each other.
     pub(crate) host: String,
-    /// The name that people know the host by.
+    /// The host's name for people.
     pub(crate) host_name: String,
-    /// Its process id there.
+    /// The process id on that host.
     pub(crate) pid: u32,
     /// Where peers write headers, if writes can carry any.
     pub(crate) header_slots: Option<HeaderSlots>,
-    /// Bytes of immediate data that a write can bring to its completion queue. The least of all
-    /// ranks counts for the world.
+    /// The bytes of immediate data that a write can bring to its completion queue. The minimum over all ranks counts
+    /// for the world.
     pub(crate) cq_data: u32,
-    /// Its device changes cells by itself. That is done only if those of all ranks do.
+    /// Whether its device changes cells by itself. Devices do so only if those of all ranks can.
     pub(crate) by_device: bool,
-    /// Its device orders the bytes of a write to a cache line. Others count on that only if those of all ranks do.
+    /// Whether its device orders the bytes of a write to a cache line. Others rely on that only if the devices of all
+    /// ranks do.
     pub(crate) in_order: bool,
-    /// What peers' devices change in its memory needs no wake.
+    /// Whether it needs no wake for what peers' devices change in its memory.
     pub(crate) polls_memory: bool,
     /// Drawn at random, so that no other meeting has the same job's secret.
     pub(crate) nonce: [u8; KEY],
-    /// Its address, as the provider encodes it.
+    /// The address, as the provider encodes it.
     pub(crate) address: Vec<u8>,
 }
 
@@ -56,7 +57,7 @@ impl PeerInfo {
         bytes
     }
 
-    /// `None` for bytes that are no peer info, or of another version.
+    /// Decodes it; `None` for bytes that are not a peer info, or are of another version.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut rest = bytes;
         let number = |rest: &mut &[u8]| -> Option<u32> {

@@ -10,17 +10,17 @@ use memmap2::{Advice, MmapOptions, MmapRaw};
 use crate::error::{Error, Result};
 use crate::fabric::{Access, Window};
 
-/// The purpose of memory, which decides what operations may do with it.
+/// The purpose of memory, which decides which operations may use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::internals::fabric) enum Purpose {
     /// Messages are received into it and sent from it; headers of writes are sent from it.
     Messages,
-    /// One-sided operations of this rank, and those of peers that the access allows.
+    /// One-sided operations of this rank use it, and those of peers that the access allows.
     Operations(Access),
 }
 
 impl Purpose {
-    /// What peers may do with the memory.
+    /// Returns what peers may do with the memory.
     pub(in crate::internals::fabric) fn access(self) -> Access {
         match self {
             Purpose::Messages => Access::Local,
@@ -31,23 +31,23 @@ impl Purpose {
 
 /// Memory of this process that a provider may use. A registration ends before the memory.
 pub(in crate::internals::fabric) trait Registered: Debug + Send {
-    /// Direct access to it.
+    /// Returns direct access to it.
     fn window(&self) -> &Window;
 
-    /// What peers may do with it.
+    /// Returns what peers may do with it.
     fn access(&self) -> Access;
 
-    /// What peers need to name it: the key of the registration and the base of remote addresses.
-    /// `None` if peers may not use it.
+    /// Returns what peers need to name it: the key of the registration and the base of remote addresses. `None` if
+    /// peers may not use it.
     fn key(&self) -> Option<(u64, u64)>;
 }
 
 /// Why memory could not be registered.
 #[derive(Debug)]
 pub(in crate::internals::fabric) enum Failed<E> {
-    /// The system refused.
+    /// The system returned an error.
     System(Error),
-    /// The provider refused.
+    /// The provider returned an error.
     Code(E),
 }
 
@@ -59,7 +59,7 @@ pub(in crate::internals::fabric) fn allocate(rank: u32, bytes: usize) -> Result<
     let len = bytes.max(1).next_multiple_of(PAGE);
     let mut options = MmapOptions::new();
     options.len(len);
-    // Copies and devices touch every byte; with large pages they look up fewer of them.
+    // Copies and devices touch every byte; large pages save them address look-ups.
     let large = (len >= LARGE_PAGE).then(|| options.map_anon().map(MmapRaw::from)).transpose().map_err(refused)?;
     let large = large.filter(|map| map.advise(Advice::HugePage).is_ok() && map.advise(Advice::PopulateWrite).is_ok());
     let map = match large {

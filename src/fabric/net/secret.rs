@@ -1,49 +1,52 @@
 //! The secret that the ranks of a job share.
 //!
-//! It follows from the secret of the meeting, which no rank sends, and from what the ranks tell there, which has 128 random bits
-//! of each: so a process that passes the words of a meeting on does not learn it. What follows from it crosses the network
-//! in the clear, in every message: it stops strangers that guess, not those that listen. The key does not, so it also
-//! seals what ranks tell each other while a stranger may stand where a rank should.
+//! It is derived from the secret of the meeting, which no rank sends, and from what the ranks tell there, which
+//! contains 128 random bits of each. So a process that forwards the words of a meeting does not learn it. What is
+//! derived from it crosses the network in the clear, in every message: it stops strangers that guess, not those that
+//! listen. The key itself never crosses the network, so it also seals what ranks tell each other while a stranger may
+//! stand where a rank should.
 #![forbid(unsafe_code)]
 
 use crate::seal::{SEAL, Secret};
 
-/// Bytes of a key.
+/// The bytes of a key.
 pub(crate) const KEY: usize = 16;
 
 /// The secret of a job.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct JobSecret {
     key: [u8; KEY],
-    /// Travels in the header of messages until all ranks have joined. A stranger may learn it, and nothing of the words.
+    /// The word in the header of messages until all ranks have joined. A stranger may learn it, which tells it nothing
+    /// about the other words.
     pub(in crate::internals::fabric) joining: u64,
 }
 
-/// What one rank shows to another one, and to no third: a process that has taken the place of a rank that died hears what is
-/// meant for that rank, and can say nothing with it.
+/// What one rank shows to another one, and to no third rank. A process that has taken the place of a dead rank hears
+/// what is meant for that rank, and cannot send anything with it.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::internals::fabric) struct Words {
-    /// Travels in the header of each message once all ranks have joined. No process but the ranks has heard it before.
+    /// The word in the header of each message once all ranks have joined. No process but the ranks has heard it before.
     pub(in crate::internals::fabric) word: u64,
-    /// Travels in immediate data, where that has bytes for it. A stranger that finds these few bits by trying learns nothing
-    /// of the word.
+    /// The tag in immediate data, where that has bytes for it. A stranger that finds these few bits by trying learns
+    /// nothing about the word.
     pub(in crate::internals::fabric) tag: u32,
 }
 
 impl JobSecret {
-    /// That of ranks which share the secret of a meeting and have told each other this there.
+    /// Returns the secret of ranks that share the secret of a meeting and have told each other these introductions
+    /// there.
     pub(in crate::internals::fabric) fn agreed(meeting: &Secret, introductions: &[Vec<u8>]) -> Self {
         let told: Vec<&[u8]> = introductions.iter().map(Vec::as_slice).collect();
         JobSecret::of(meeting.derive(&[&[&b"job"[..]], &told[..]].concat()))
     }
 
-    /// The secret that is a key.
+    /// Creates the secret with this key.
     fn of(key: [u8; KEY]) -> Self {
         let secret = Secret::of(&key);
         JobSecret { key, joining: u64::from_le_bytes(secret.derive(&[b"joining"])) }
     }
 
-    /// What one rank shows to another one.
+    /// Returns what one rank shows to another one.
     pub(in crate::internals::fabric) fn words(&self, from: u32, to: u32) -> Words {
         let (secret, from, to) = (self.secret(), from.to_le_bytes(), to.to_le_bytes());
         Words {
@@ -52,23 +55,23 @@ impl JobSecret {
         }
     }
 
-    /// The secret of some of the ranks, which they have told each other so much of.
+    /// Returns a secret of some of the ranks, derived from what they have told each other.
     pub(super) fn secret_of(&self, told: &[u8]) -> Vec<u8> {
         self.secret().seal(&[b"of some ranks", told]).to_vec()
     }
 
-    /// What seals with the key.
+    /// Returns the secret that seals with the key.
     pub(super) fn secret(&self) -> Secret {
         Secret::of(&self.key)
     }
 
-    /// Bytes that a rank tells another one, with a seal for this use.
+    /// Returns bytes that a rank tells another one, with a seal for this use.
     pub(in crate::internals::fabric) fn sealed(&self, what: &str, (from, to): (u32, u32), bytes: &[u8]) -> Vec<u8> {
         let ends = [from.to_le_bytes(), to.to_le_bytes()].concat();
         [bytes, &self.secret().seal(&[what.as_bytes(), &ends, bytes])].concat()
     }
 
-    /// The bytes without the seal; `None` if it is another one.
+    /// Returns the bytes without the seal; `None` if the seal is wrong.
     pub(in crate::internals::fabric) fn opened<'a>(
         &self,
         what: &str,
@@ -81,7 +84,7 @@ impl JobSecret {
     }
 }
 
-// What is secret is not printed.
+// Secrets are not printed.
 impl std::fmt::Debug for Words {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Words")

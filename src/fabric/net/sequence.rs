@@ -1,13 +1,12 @@
-//! Sequence numbers of the messages between this rank and a peer: each message is processed once,
-//! in any order, and acknowledged.
+//! Sequence numbers of the messages between this rank and a peer. Each message is processed once, in any order, and
+//! acknowledged.
 
 use std::collections::VecDeque;
 
-/// Most messages that were sent and are not acknowledged.
+/// The maximum number of messages that were sent and are not acknowledged.
 pub(crate) const WINDOW: u32 = 64;
 
-/// Messages to a peer that are not acknowledged, oldest first, each with what its sender keeps of
-/// it.
+/// Messages to a peer that are not acknowledged, oldest first, each with what its sender keeps for it.
 #[derive(Debug)]
 pub(crate) struct Sent<T> {
     /// The peer has acknowledged all messages up to this number.
@@ -22,38 +21,38 @@ impl<T> Default for Sent<T> {
 }
 
 impl<T> Sent<T> {
-    /// Whether another message may be sent.
+    /// Returns whether another message may be sent.
     pub(crate) fn has_credit(&self) -> bool {
         self.in_flight.len() < WINDOW as usize
     }
 
-    /// What the peer has not acknowledged.
+    /// Returns what the peer has not acknowledged.
     pub(crate) fn in_flight(&self) -> impl Iterator<Item = &T> {
         self.in_flight.iter()
     }
 
-    /// Whether the peer has acknowledged all messages.
+    /// Returns whether the peer has acknowledged all messages.
     pub(crate) fn is_empty(&self) -> bool {
         self.in_flight.is_empty()
     }
 
-    /// The number of the next message. Numbers count from 1 and wrap.
+    /// Returns the number of the next message. Numbers count from 1 and wrap.
     pub(crate) fn next(&self) -> u32 {
         self.acked.wrapping_add(self.in_flight.len() as u32).wrapping_add(1)
     }
 
-    /// The next message was sent.
+    /// Records that the next message was sent.
     pub(crate) fn push(&mut self, what: T) {
         self.in_flight.push_back(what);
     }
 
-    /// Takes all that is not acknowledged: the peer processes nothing any more.
+    /// Takes all that is not acknowledged, because the peer processes nothing any more.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = T> + '_ {
         self.in_flight.drain(..)
     }
 
-    /// Takes the oldest message that the peer acknowledges with `upto`; `None` if there is no
-    /// further one, or if `upto` was never sent or is out of date.
+    /// Takes the oldest message that the peer acknowledges with `upto`. `None` if there is no further one, or if `upto`
+    /// was never sent or is out of date.
     pub(crate) fn pop_acked(&mut self, upto: u32) -> Option<T> {
         let ahead = upto.wrapping_sub(self.acked);
         if ahead == 0 || ahead as usize > self.in_flight.len() {
@@ -73,7 +72,7 @@ pub(crate) struct Received {
     ahead: u64,
     /// The last acknowledgement that was sent.
     acked: u32,
-    /// What was processed at the last call of [`Received::is_overdue`].
+    /// The messages that were processed at the last call of [`Received::is_overdue`].
     checked: u32,
 }
 
@@ -89,7 +88,7 @@ pub(crate) enum Receipt {
 }
 
 impl Received {
-    /// A message came.
+    /// Records a message, and returns whether to process it.
     pub(crate) fn take(&mut self, number: u32) -> Receipt {
         let ahead = number.wrapping_sub(self.processed);
         match ahead {
@@ -113,24 +112,24 @@ impl Received {
         }
     }
 
-    /// Messages whose ack is pending.
+    /// Returns the number of messages whose ack is pending.
     pub(crate) fn unacked(&self) -> u32 {
         self.processed.wrapping_sub(self.acked)
     }
 
-    /// Whether an ack that was pending at the last call is still pending.
+    /// Returns whether an ack that was pending at the last call is still pending.
     pub(crate) fn is_overdue(&mut self) -> bool {
         let checked = std::mem::replace(&mut self.checked, self.processed);
         // Numbers wrap, and `checked` may lie before `acked`.
         checked.wrapping_sub(self.acked).cast_signed() > 0
     }
 
-    /// What the next acknowledgement says.
+    /// Returns the number that the next acknowledgement carries.
     pub(crate) fn processed(&self) -> u32 {
         self.processed
     }
 
-    /// An acknowledgement of all that is processed was sent.
+    /// Records that an acknowledgement of all processed messages was sent.
     pub(crate) fn acked(&mut self) {
         self.acked = self.processed;
     }

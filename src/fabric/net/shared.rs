@@ -1,9 +1,8 @@
 //! State that the threads of a rank share: the engine behind its lock, and how to wait for it.
 //!
-//! Callers make progress themselves while they are in the library. The helper thread does while
-//! they are not, so that a rank that computes or sleeps still answers (G3, G7): it checks at
-//! intervals whether a caller has been here, and if none has, it takes over and sleeps on the
-//! descriptors of the completion queue.
+//! Callers make progress themselves while they are in the library. At other times the helper thread does, so that a
+//! rank that computes or sleeps still answers (G3, G7). It checks at intervals whether a caller has been here. If none
+//! has, it takes over and sleeps on the descriptors of the completion queue.
 #![forbid(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,22 +20,22 @@ use super::wire::{Watched, Wire};
 use crate::error::{Error, Result};
 use crate::fabric::watch::{HEARTBEAT, Watch};
 
-/// Shortest and longest sleep of the helper thread while callers are active: each check takes a
-/// core from another thread.
+/// The shortest and longest sleep of the helper thread while callers are active: each check takes a core from another
+/// thread.
 const NAP: Duration = Duration::from_micros(500);
 const LONGEST_NAP: Duration = Duration::from_millis(4);
 
-/// The longest sleep where nothing announces what a rank waits for: the provider has no descriptor to sleep on, or
-/// this rank looks at its memory by itself. The kernel adds its timer slack.
+/// The longest sleep where nothing announces what a rank waits for: the provider has no descriptor to sleep on, or this
+/// rank polls its memory. The kernel adds its timer slack.
 pub(super) const DOZE: Duration = Duration::from_micros(50);
 
-/// Looks at the network in which the helper thread keeps callers waiting.
+/// The maximum number of polls of the network during which the helper thread keeps callers waiting.
 const MOST_LOOKS: u32 = 64;
 
 /// How long a sleeping caller delays its acks.
 const ACK_DELAY: Duration = Duration::from_micros(200);
 
-/// Interval of the checks whether peers live.
+/// The interval of the checks whether peers live.
 const BEAT: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
@@ -44,18 +43,18 @@ pub(in crate::internals::fabric) struct NetShared<W: Wire> {
     engine: Mutex<NetEngine<W>>,
     rank: u32,
     failed: Arc<AtomicBool>,
-    /// What devices change in this rank's memory ends no sleep.
+    /// Whether nothing ends a sleep for what devices change in this rank's memory.
     polls_memory: bool,
-    /// Number of times that a caller made progress.
+    /// The number of times that a caller made progress.
     visits: AtomicU64,
-    /// Callers that sleep in the library and wake by themselves.
+    /// The number of callers that sleep in the library and wake by themselves.
     sleepers: AtomicU32,
     stop: AtomicBool,
     bell: OwnedFd,
     /// The bell of a thread that sleeps for several channels.
     sleeper_bell: Arc<OwnedFd>,
     watch: Watch,
-    /// Beats of silence after which a peer counts as dead.
+    /// The number of silent beats after which a peer counts as dead.
     silence: u32,
 }
 
@@ -116,9 +115,8 @@ impl<W: Wire> NetShared<W> {
         }
     }
 
-    /// Looks for processes on this machine that have ended, and for trouble that the device reports.
-    /// What such a process sent before is processed before the end is believed, so it may take a few
-    /// calls.
+    /// Checks for processes on this machine that have ended, and for trouble that the device reports. What such a
+    /// process sent before is processed before its end counts, so that may take a few calls.
     pub(super) fn look_for_dead(&self, operation: &'static str) -> Result<()> {
         self.health(operation)?;
         self.lock().hear_alarm();
@@ -134,7 +132,7 @@ impl<W: Wire> NetShared<W> {
         self.health(operation)
     }
 
-    /// Sleeps until the network or the bell wakes the thread. Whether the bell did.
+    /// Sleeps until the network or the bell wakes the thread. Returns whether the bell did.
     fn sleep(&self, bell: BorrowedFd<'_>, network: Option<&[Watched]>, at_most: Duration) -> bool {
         let at_most = if network.is_some_and(<[_]>::is_empty) { at_most.min(DOZE) } else { at_most };
         let timeout = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
@@ -178,17 +176,17 @@ impl<W: Wire> NetShared<W> {
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Whether no peer wakes this rank for what changes in its memory.
+    /// Returns whether no peer wakes this rank for what changes in its memory.
     pub(super) fn polls_memory(&self) -> bool {
         self.polls_memory
     }
 
-    /// Ends the waits that were delegated to the sleeper, so that it looks at memory.
+    /// Ends the waits that were delegated to the sleeper, so that it polls memory.
     pub(super) fn end_delegated_waits(&self) {
         self.lock().end_delegated_waits(&self.sleeper_bell);
     }
 
-    /// How long to sleep before this rank has to look at its memory.
+    /// Returns how long to sleep before this rank must poll its memory.
     fn before_a_look(&self, sleep: Duration) -> Duration {
         if self.polls_memory { sleep.min(DOZE) } else { sleep }
     }
@@ -215,8 +213,8 @@ impl<W: Wire> NetShared<W> {
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Makes progress in a wait; says how long it may sleep then. Acknowledges what it has received
-    /// if it has waited for some time: the next message of this rank usually carries the ack.
+    /// Makes progress in a wait, and returns how long it may sleep then. After some time of waiting it acknowledges
+    /// what it has received; usually the next message of this rank carries the ack.
     fn progress_in_wait(&self, begun: Instant, until: Instant) -> (MutexGuard<'_, NetEngine<W>>, Duration) {
         let mut engine = self.visit();
         engine.progress();
@@ -260,7 +258,7 @@ impl<W: Wire> NetShared<W> {
         ring(&self.bell);
     }
 
-    /// The loop of the helper thread.
+    /// Runs the loop of the helper thread.
     pub(super) fn run_helper(&self) {
         let (mut seen, mut nap) = (0, NAP);
         let mut beat = Instant::now() + BEAT;
@@ -268,8 +266,8 @@ impl<W: Wire> NetShared<W> {
         while !self.stop.load(Ordering::Acquire) {
             let now = Instant::now();
             if now >= beat {
-                // Count own beats, not time: a process that was stopped for a while received
-                // nothing meanwhile and must not blame its peers.
+                // Count beats of this thread, not time: a process that was stopped for a while received nothing
+                // meanwhile and must not blame its peers.
                 beat = now + BEAT;
                 self.check_peers(&mut silent);
             }
@@ -285,8 +283,8 @@ impl<W: Wire> NetShared<W> {
             }
             nap = NAP;
             let mut engine = self.lock();
-            // `may_sleep` can consume the event that a sleeping caller waits for: what that event
-            // announced is processed here then. Callers get their turn even where messages never end.
+            // `may_sleep` can consume the event that a sleeping caller waits for; what that event announced is then
+            // processed here. Callers get their turn even if messages never end.
             let may_sleep = (0..4).find_map(|_| {
                 let _ = (0..MOST_LOOKS).find(|_| !engine.progress());
                 engine.ack_all();
@@ -306,15 +304,14 @@ impl<W: Wire> NetShared<W> {
         let _ = self.look_for_dead("heartbeat");
         let mut engine = self.lock();
         engine.answer_questions(|rank| self.watch.watches(rank));
-        // A peer whose message lies here unread is not silent, also if it came while this process
-        // was stopped.
+        // A peer whose message lies here unread is not silent, even if the message came while this process was stopped.
         engine.catch_up();
         engine.reassure_senders(|peer| !self.watch.watches(peer));
         let ranks = engine.ranks();
         for step in 1..ranks {
             let peer = (self.rank + step) % ranks;
-            // Each rank watches a few peers, so that some rank still watches when several die. It
-            // watches a peer that has left as long as it needs something from that peer.
+            // Each rank watches a few peers, so that some rank still watches when several die. It watches a peer that
+            // has left as long as it needs something from that peer.
             let is_mine = if engine.has_left(peer) { engine.needs(peer) } else { step.is_power_of_two() };
             if self.watch.watches(peer) || !is_mine {
                 continue;

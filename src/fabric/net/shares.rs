@@ -1,32 +1,32 @@
-//! How a rank's peers share its endpoint: a peer that returns nothing, or refuses everything, holds
-//! up nothing that goes to the others.
+//! How a rank's peers share its endpoint: a peer that returns nothing, or refuses everything, delays nothing for the
+//! others.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// A pool of message buffers or contexts, which operations hold until they complete. Each peer has
-/// a share of its own, so that the others keep theirs whatever one does not return.
+/// A pool of message buffers or contexts, which operations hold until they complete. Each peer has a share of its own,
+/// so the others keep theirs whatever one peer fails to return.
 #[derive(Debug)]
 pub(super) struct Pool {
     free: Vec<usize>,
-    /// Number of indices that each rank holds.
+    /// The number of indices that each rank holds.
     held: Vec<usize>,
-    /// Most that one rank may hold.
+    /// The maximum number that one rank may hold.
     share: usize,
     size: usize,
 }
 
 impl Pool {
-    /// A pool of these indices for the peers of a rank. All shares can be full at once if there is
-    /// one index for each peer.
+    /// Creates a pool of these indices for the peers of a rank. All shares can be full at once if there is one index
+    /// for each peer.
     pub(super) fn new(indices: Range<usize>, ranks: u32) -> Self {
         let size = indices.len();
         Pool { size, free: indices.collect(), held: vec![0; ranks as usize], share: share(size, ranks) }
     }
 
-    /// The index that [`Pool::take`] takes next for a peer; `None` if the peer holds its share, but
-    /// for the last `reserved` of it.
+    /// Returns the index that [`Pool::take`] takes next for a peer. `None` if the peer holds its share, except for the
+    /// last `reserved` indices of it.
     #[inline]
     pub(super) fn next(&self, peer: u32, reserved: usize) -> Option<usize> {
         let may = self.held[peer as usize] + reserved < self.share;
@@ -41,25 +41,25 @@ impl Pool {
         self.held[peer as usize] += usize::from(taken.is_some());
     }
 
-    /// A peer's operation is over; its index is free again.
+    /// Frees the index of a peer's operation that is over.
     #[inline]
     pub(super) fn give_back(&mut self, index: usize, peer: u32) {
         self.free.push(index);
         self.held[peer as usize] -= 1;
     }
 
-    /// Whether no index is taken.
+    /// Returns whether no index is taken.
     pub(super) fn is_whole(&self) -> bool {
         self.free.len() == self.size
     }
 }
 
-/// What one peer may hold of a pool of this size.
+/// Returns what one peer may hold of a pool of this size.
 pub(in crate::internals::fabric) fn share(size: usize, ranks: u32) -> usize {
     (size / peers(ranks)).max(1)
 }
 
-/// The number of peers in a world of `ranks`, at least 1.
+/// Returns the number of peers in a world of `ranks`, at least 1.
 pub(in crate::internals::fabric) fn peers(ranks: u32) -> usize {
     ranks.saturating_sub(1).max(1) as usize
 }
@@ -68,7 +68,7 @@ pub(in crate::internals::fabric) fn peers(ranks: u32) -> usize {
 #[derive(Debug)]
 pub(super) struct Queues<T> {
     waiting: Vec<VecDeque<T>>,
-    /// Peers for which an operation waits.
+    /// The peers for which an operation waits.
     turns: VecDeque<u32>,
     /// For each rank, the last call of [`Queues::post`] in which it refused.
     refused: Vec<u64>,
@@ -85,7 +85,7 @@ impl<T> Queues<T> {
         }
     }
 
-    /// Whether nothing waits for any peer.
+    /// Returns whether no operation waits for any peer.
     #[inline]
     pub(super) fn are_empty(&self) -> bool {
         self.turns.is_empty()
@@ -103,18 +103,18 @@ impl<T> Queues<T> {
         queue.push_back(item);
     }
 
-    /// Removes what waits for a peer that will never take it.
+    /// Removes the operations that wait for a peer that will never take them.
     pub(super) fn drain(&mut self, peer: u32) -> VecDeque<T> {
         self.turns.retain(|&turn| turn != peer);
         std::mem::take(&mut self.waiting[peer as usize])
     }
 
-    /// Offers waiting operations to `post`, one of each peer at a time, until each peer has refused
-    /// (`false`) or has nothing left.
+    /// Offers waiting operations to `post`, one for each peer at a time, until each peer has refused (`false`) or has
+    /// no more.
     #[inline]
     pub(super) fn post(&mut self, mut post: impl FnMut(&T) -> bool) {
         self.calls += 1;
-        // Consecutive peers for which nothing was posted.
+        // The number of consecutive peers for which nothing was posted.
         let mut idle = 0;
         while idle < self.turns.len() {
             let Some(peer) = self.turns.pop_front() else { return };

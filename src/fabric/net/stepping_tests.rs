@@ -1,8 +1,7 @@
-//! Ranks whose events the test processes in an order of its own, over any wire that carries immediate
-//! data.
+//! Ranks whose events the test processes in an order of its own, over any wire that carries immediate data.
 //!
-//! The test holds the lock of an engine, so that no other thread processes its events. An event
-//! that the test holds back has not happened for that rank.
+//! The test holds the lock of an engine, so that no other thread processes its events. An event that the test holds
+//! back has not happened for that rank.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

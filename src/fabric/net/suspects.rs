@@ -1,9 +1,8 @@
 //! Peers that seem to have ended, until the suspicion is confirmed.
 //!
-//! What a process sent before it ended may lie here unread: its last outcomes, that it leaves in
-//! good order, or whose death it ended for. So a suspicion is confirmed only when this rank has
-//! looked at the network for a while and its last look found nothing. Time in which this process
-//! was stopped does not count.
+//! What a process sent before it ended may lie here unread: its last outcomes, that it leaves in good order, or whose
+//! death it ended for. So a suspicion is confirmed only when this rank has polled the network for a while and its last
+//! poll found nothing. Time in which this process was stopped does not count.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -11,17 +10,16 @@ use std::time::{Duration, Instant};
 
 use crate::fabric::watch::ENDED;
 
-/// How long a peer is suspected, in time that this process ran, before the suspicion is confirmed.
+/// How long a peer is suspected before the suspicion is confirmed, in time during which this process ran.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// How long ranks on a peer's host have to say whether its process runs: they look five times a second.
+/// How long ranks on a peer's host have to say whether its process runs; they check five times a second.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// Looks at the network in that time, at least.
+/// The minimum number of polls of the network in that time.
 const LOOKS: u32 = 8;
 
-/// The most that counts of the time between two looks: a process that was stopped in between has
-/// run for less.
+/// The maximum that counts of the time between two polls: a process that was stopped in between has run for less.
 pub(super) const STEP: Duration = Duration::from_millis(20);
 
 /// The evidence against a peer.
@@ -36,7 +34,7 @@ pub(super) enum Evidence {
 }
 
 impl Evidence {
-    /// The evidence against a peer whose process runs.
+    /// Returns the evidence against a peer whose process runs.
     pub(super) fn of_one_that_runs(self) -> String {
         match self {
             Evidence::Silent(time) => format!("nothing was heard of it for {time:?}"),
@@ -61,7 +59,7 @@ impl fmt::Display for Evidence {
 #[derive(Debug)]
 pub(super) struct Suspects {
     suspects: Vec<Suspect>,
-    /// When this rank last looked at the network.
+    /// When this rank last polled the network.
     looked: Instant,
 }
 
@@ -69,10 +67,10 @@ pub(super) struct Suspects {
 struct Suspect {
     peer: u32,
     evidence: Evidence,
-    /// Time and looks since the suspicion began.
+    /// The time and the polls since the suspicion began.
     time: Duration,
     looks: u32,
-    /// Ranks on its host were asked for it.
+    /// Whether ranks on its host were asked for it.
     is_asked: bool,
 }
 
@@ -85,24 +83,25 @@ impl Suspects {
         self.suspects.is_empty()
     }
 
-    /// Whether a peer's process is known to have ended.
+    /// Returns whether a peer's process is known to have ended.
     pub(super) fn has_ended(&self, peer: u32) -> bool {
         self.suspects.iter().any(|suspect| suspect.peer == peer && suspect.evidence == Evidence::Ended)
     }
 
-    /// Ranks on the host of a peer were asked for it: the suspicion is not confirmed before they had time to answer.
+    /// Records that ranks on the host of a peer were asked for it. The suspicion is not confirmed before they had time
+    /// to answer.
     pub(super) fn asked(&mut self, peer: u32, evidence: Evidence) {
         self.suspects.retain(|suspect| suspect.peer != peer);
         self.suspects.push(Suspect { peer, evidence, time: Duration::ZERO, looks: 0, is_asked: true });
     }
 
-    /// An answer about a peer has come. Returns the evidence against it, if it was asked for.
+    /// Records an answer about a peer. Returns the evidence against it, if it was asked for.
     pub(super) fn answered(&mut self, peer: u32) -> Option<Evidence> {
         let index = self.suspects.iter().position(|suspect| suspect.peer == peer && suspect.is_asked)?;
         Some(self.suspects.remove(index).evidence)
     }
 
-    /// Whether a peer is suspected.
+    /// Returns whether a peer is suspected.
     pub(super) fn has(&self, peer: u32) -> bool {
         self.suspects.iter().any(|suspect| suspect.peer == peer)
     }
@@ -114,8 +113,7 @@ impl Suspects {
         }
         match self.suspects.iter_mut().find(|suspect| suspect.peer == peer) {
             None => self.suspects.push(Suspect { peer, evidence, time: Duration::ZERO, looks: 0, is_asked: false }),
-            // The kernel's report is the clearest evidence, and the same on every rank of the
-            // machine.
+            // The kernel's report is the clearest evidence, and the same on every rank of the machine.
             Some(known) if evidence == Evidence::Ended => known.evidence = evidence,
             Some(_) => {}
         }
@@ -126,8 +124,8 @@ impl Suspects {
         self.suspects.retain(|suspect| !is_cleared(suspect.peer, &suspect.evidence));
     }
 
-    /// Counts a look at the network after which all events are processed; `quiet` if there were
-    /// none. Returns a peer of which nothing more is to be awaited, and whether ranks on its host were asked for it in vain.
+    /// Counts a poll of the network after which all events are processed; `quiet` if there were none. Returns a peer
+    /// from which nothing more can come, with the evidence, and whether ranks on its host were asked for it in vain.
     pub(super) fn confirm(&mut self, now: Instant, quiet: bool) -> Option<(u32, Evidence, bool)> {
         let step = now.saturating_duration_since(self.looked).min(STEP);
         self.looked = now;

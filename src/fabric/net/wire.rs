@@ -1,5 +1,5 @@
-//! What the provider of a network does: it posts operations, reports what has completed, registers
-//! memory, and says what to sleep on.
+//! What the provider of a network does: it posts operations, reports what has completed, registers memory, and names
+//! the descriptors to sleep on.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ use crate::error::Ranks;
 use crate::fabric::Atomic;
 use crate::time::Deadline;
 
-/// Bytes of this rank's registered memory.
+/// A range of this rank's registered memory.
 #[derive(Debug)]
 pub(in crate::internals::fabric) struct Local<'a, M> {
     pub(in crate::internals::fabric) memory: &'a M,
@@ -25,9 +25,9 @@ pub(in crate::internals::fabric) struct Local<'a, M> {
 /// A location in a peer's memory.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::internals::fabric) struct Remote {
-    /// The address or offset, whichever the provider counts by.
+    /// The address or offset, depending on the provider.
     pub(in crate::internals::fabric) address: u64,
-    /// The key of the registration; those of all rails, as the wire packs them.
+    /// The key of the registration, or the keys of all rails, as the wire packs them.
     pub(in crate::internals::fabric) key: u64,
 }
 
@@ -37,15 +37,15 @@ pub(in crate::internals::fabric) type Ends<'a, M> = (Local<'a, M>, Remote);
 /// An entry of the completion queue.
 #[derive(Clone, Debug)]
 pub(in crate::internals::fabric) enum QueueEntry {
-    /// The operation of this number has completed; a receive, with the length of the message in bytes.
+    /// The operation of this number has completed. For a receive, `len` is the length of the message in bytes.
     Done { number: usize, len: usize },
     /// The operation of this number has failed, for this reason.
     Failed { number: usize, reason: String },
-    /// What has no entry of its own has failed to reach this peer, for this reason.
+    /// A message without an entry of its own could not reach this peer, for this reason.
     Unreachable { peer: u32, reason: String },
     /// A peer's write with this immediate data landed here.
     Landed(u64),
-    /// An entry of no interest.
+    /// An irrelevant entry.
     Nothing,
 }
 
@@ -54,7 +54,7 @@ pub(in crate::internals::fabric) enum QueueEntry {
 pub(in crate::internals::fabric) enum CellChange {
     /// The cell becomes this value.
     Set(u64),
-    /// As the atomic says; the operation fetches the old value.
+    /// An atomic, which also fetches the old value.
     Atomic(Atomic),
 }
 
@@ -63,7 +63,7 @@ pub(in crate::internals::fabric) enum CellChange {
 pub(in crate::internals::fabric) enum Atomicity {
     /// The processor of the cell's home, which peers ask by messages.
     Processor,
-    /// The device of the home: the home's own changes go through it, too.
+    /// The device of the home; the home's own changes go through it, too.
     Device,
     /// The device and the processor: their changes are atomic against each other.
     Both,
@@ -76,10 +76,10 @@ pub(in crate::internals::fabric) struct Watched {
     pub(in crate::internals::fabric) events: i16,
 }
 
-/// What a device reports by itself, and not as the end of an operation.
+/// Trouble that a device reports by itself, and not as the end of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::internals::fabric) struct Trouble {
-    /// The peer whose connection has failed; `None` if this rank can go on with none.
+    /// The peer whose connection has failed; `None` if this rank can continue with no peer.
     pub(in crate::internals::fabric) peer: Option<u32>,
     /// What has happened.
     pub(in crate::internals::fabric) reason: String,
@@ -88,21 +88,21 @@ pub(in crate::internals::fabric) struct Trouble {
 /// Whether an operation was posted; `false` if the provider or this rank has no free resource now.
 pub(in crate::internals::fabric) type Posted<E> = Result<bool, E>;
 
-/// What ranks tell each other of their connections, once all are connected, one after the other.
+/// What ranks tell each other about their connections, once all are connected, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::internals::fabric) enum Telling {
-    /// Those that they have made.
+    /// The connections that they have made.
     Made,
-    /// Those that have come to them, among these. Nothing comes any more.
+    /// Those of them that have reached this rank. No further ones come.
     Kept,
-    /// Those that they have made and still have, among these.
+    /// Those of the made connections that still exist.
     StillMade,
 }
 
 impl Telling {
     pub(in crate::internals::fabric) const ALL: [Telling; 3] = [Telling::Made, Telling::Kept, Telling::StillMade];
 
-    /// What seals name the step.
+    /// Returns the name of the step in seals.
     pub(super) fn name(self) -> &'static str {
         match self {
             Telling::Made => "made",
@@ -112,21 +112,21 @@ impl Telling {
     }
 }
 
-/// A provider's endpoint. It knows nothing of messages, credit or collectives.
+/// A provider's endpoint. It knows nothing about messages, credit or collectives.
 ///
-/// Peers are named by their ranks. Each operation has a number, below [`Limits::operations`], which
-/// its [`QueueEntry`] repeats. A number is not used for two operations at a time.
+/// Peers are named by their ranks. Each operation has a number, below [`Limits::operations`], which its [`QueueEntry`]
+/// repeats. No two operations have the same number at a time.
 ///
 /// # Safety of operations
-/// Those that use memory after the call returns are unsafe. Until their entry was read or the wire
-/// has ended, the memory must live. Nothing else may change what they read, or use what they write.
+/// Operations that use memory after the call returns are unsafe. The memory must live until their entry was read or the
+/// wire has ended. Until then nothing else may change what they read, or use what they write.
 ///
 /// [`Limits::operations`]: super::limits::Limits::operations
 pub(in crate::internals::fabric) trait Wire: Debug + Send + Sized + 'static {
     /// The name of the fabric.
     const FABRIC: &'static str;
 
-    /// What the provider is part of, as errors name it.
+    /// The library of the provider, as errors name it.
     const LIBRARY: &'static str;
 
     /// The provider's error.
@@ -135,16 +135,16 @@ pub(in crate::internals::fabric) trait Wire: Debug + Send + Sized + 'static {
     /// Registered memory of this rank.
     type Memory: Registered;
 
-    /// What registers memory, also while another thread uses the wire.
+    /// Registers memory, even while another thread uses the wire.
     type Registrar: Clone;
 
-    /// Writes and changes of cells at a peer become visible in the order in which they were posted.
+    /// Whether writes and changes of cells at a peer become visible in the order in which they were posted.
     const IN_ORDER: bool;
 
-    /// Other processes than ranks may connect to this wire, as long as it lets them.
+    /// Whether processes other than ranks may connect to this wire, as long as it lets them.
     const CAN_BE_FOUND: bool = false;
 
-    /// The registrar of this wire.
+    /// Returns the registrar of this wire.
     fn registrar(&self) -> &Self::Registrar;
 
     /// Allocates zeroed memory of whole pages, and registers it where the purpose needs that.
@@ -154,24 +154,23 @@ pub(in crate::internals::fabric) trait Wire: Debug + Send + Sized + 'static {
         purpose: Purpose,
     ) -> Result<Self::Memory, Failed<Self::Error>>;
 
-    /// Adds the next rank, by its address. All ranks are added, this one too, before any operation
-    /// names one.
+    /// Adds the next rank, by its address. All ranks are added, including this one, before any operation names one.
     fn insert(&mut self, address: &[u8]) -> Result<(), Self::Error>;
 
-    /// The secret of the job, known once all ranks are added and before any operation.
+    /// Stores the secret of the job, which is known once all ranks are added and before any operation.
     fn keep_secret(&mut self, _secret: JobSecret) {}
 
-    /// What this rank tells each rank of its connections at a step, once each has told it (`told`) what belongs to the step
-    /// before.
+    /// Returns what this rank tells each rank about its connections at a step, once each has told it (`told`) what
+    /// belongs to the previous step.
     ///
     /// # Errors
-    /// Why other processes may yet connect.
+    /// Why other processes may still connect.
     fn tell_connections(&mut self, _step: Telling, _told: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, String> {
         Ok(Vec::new())
     }
 
-    /// All ranks have told what belongs to the last step: from now on no other process can connect, and none stays connected.
-    /// Returns where those came from that are so no longer.
+    /// Called when all ranks have told what belongs to the last step. From now on no other process can connect, and
+    /// none stays connected. Returns the addresses of those that were disconnected.
     ///
     /// # Errors
     /// Ranks to which this rank has no connection that they know.
@@ -179,7 +178,8 @@ pub(in crate::internals::fabric) trait Wire: Debug + Send + Sized + 'static {
         Ok(BTreeSet::new())
     }
 
-    /// Whether what a peer has answered by now is its own answer. Another process may be where a peer was, once that has died.
+    /// Returns whether what a peer has answered by now is its own answer. After a peer's death another process may be
+    /// in its place.
     fn is_connected(&self, _peer: u32) -> bool {
         true
     }
@@ -196,24 +196,25 @@ pub(in crate::internals::fabric) trait Wire: Debug + Send + Sized + 'static {
     /// As [above](Wire#safety-of-operations).
     unsafe fn send(&mut self, peer: u32, from: Local<'_, Self::Memory>, number: usize) -> Posted<Self::Error>;
 
-    /// Most bytes of a message that can be injected.
+    /// Returns the maximum number of bytes of a message that can be injected.
     fn most_injected(&self) -> usize;
 
-    /// Sends a message that may change as soon as this returns. There is no entry.
+    /// Sends a message, which may change as soon as this returns. There is no entry.
     fn inject(&mut self, peer: u32, message: &[u8]) -> Posted<Self::Error>;
 
-    /// The rails of this rank: devices, over which parts of a transfer go at the same time. All ranks have as many; the
-    /// rails with the same number reach each other. The first one carries all but the parts of large transfers.
+    /// Returns the number of rails of this rank: devices over which parts of a transfer go at the same time. All ranks
+    /// have the same number, and rails with the same number reach each other. The first one carries everything except
+    /// the parts of large transfers.
     fn rails(&self) -> usize {
         1
     }
 
-    /// The world has failed: from now on what goes by the first rail waits for no other.
+    /// Called when the world has failed: from now on what goes by the first rail waits for no other.
     fn forgo_rails(&mut self) {}
 
-    /// Writes to a peer, by a rail. Without immediate data, completion means that the bytes lie in the peer's
-    /// memory, before all that this rank writes afterwards and before reads by the same rail: what was written over
-    /// several rails is read in the same parts. With immediate data, which only the first rail carries, it means that
+    /// Writes to a peer, by a rail. Without immediate data, completion means that the bytes lie in the peer's memory,
+    /// before all that this rank writes afterwards and before reads by the same rail. What was written over several
+    /// rails is read in the same parts. With immediate data, which only the first rail carries, completion means that
     /// the source was read.
     ///
     /// # Safety
@@ -226,8 +227,7 @@ pub(in crate::internals::fabric) trait Wire: Debug + Send + Sized + 'static {
         number: usize,
     ) -> Posted<Self::Error>;
 
-    /// Writes to two locations of a peer in one operation, with immediate data. Called only where
-    /// the limits say that it can be done.
+    /// Writes to two locations of a peer in one operation, with immediate data. Called only where the limits allow it.
     ///
     /// # Safety
     /// As [above](Wire#safety-of-operations).
@@ -239,36 +239,34 @@ pub(in crate::internals::fabric) trait Wire: Debug + Send + Sized + 'static {
         number: usize,
     ) -> Posted<Self::Error>;
 
-    /// The agent that changes cells. Unless it is [`Atomicity::Processor`], there is
-    /// [`Wire::change`].
+    /// Returns the agent that changes cells. Unless it is [`Atomicity::Processor`], there is [`Wire::change`].
     fn atomicity(&self) -> Atomicity {
         Atomicity::Processor
     }
 
-    /// Whether the bytes of a write that lie in one cache line become visible together, or in ascending order, at every
-    /// rank. Only where the wire is [in order](Wire::IN_ORDER).
+    /// Returns whether the bytes of a write that lie in one cache line become visible together, or in ascending order,
+    /// at every rank. Only for a wire that is [in order](Wire::IN_ORDER).
     fn writes_in_order(&self) -> bool {
         false
     }
 
-    /// Whether this rank looks at its memory at short intervals while it waits, so that peers need not wake it for what
-    /// devices change there.
+    /// Returns whether this rank polls its memory at short intervals while it waits, so that peers need not wake it for
+    /// what devices change there.
     fn polls_memory(&self) -> bool {
         false
     }
 
-    /// Not all ranks' devices order the bytes of a write: from now on it does not count on that.
+    /// Called if not all ranks' devices order the bytes of a write: from now on the wire does not rely on that.
     fn forgo_order(&mut self) {}
 
-    /// Not all ranks can have their cells changed by devices: from now on processors change them.
+    /// Called if not all ranks' cells can be changed by devices: from now on processors change them.
     fn forgo_atomics(&mut self) {}
 
-    /// Writes to a peer, if there is data, and changes a cell of it then; its device needs no
-    /// processor for that. `word` is 8 bytes of own memory: the old value of the cell is there when
-    /// the operation has completed, unless it only sets the cell; then all of `word` is written, and
-    /// may hold data in front of the value, where [writes are in order](Wire::writes_in_order). Of a
-    /// wire that is not [in order](Wire::IN_ORDER) the 16 bytes behind `word` are for its own use
-    /// meanwhile. `immediate` is delivered after both. The peer may be this rank.
+    /// Writes to a peer, if there is data, and then changes a cell of it; its device needs no processor for that.
+    /// `word` is 8 bytes of own memory, which hold the old value of the cell when the operation has completed, unless
+    /// it only sets the cell. In that case all of `word` is written, and may hold data in front of the value, where
+    /// [writes are in order](Wire::writes_in_order). A wire that is not [in order](Wire::IN_ORDER) uses the 16 bytes
+    /// after `word` itself meanwhile. `immediate` is delivered after both. The peer may be this rank.
     ///
     /// Completion means that all of it is visible in the peer's memory.
     ///
@@ -293,39 +291,38 @@ pub(in crate::internals::fabric) trait Wire: Debug + Send + Sized + 'static {
     /// As [above](Wire#safety-of-operations).
     unsafe fn read(&mut self, from: (u32, usize), ends: Ends<'_, Self::Memory>, number: usize) -> Posted<Self::Error>;
 
-    /// Makes progress and reads the completion queue. [`Wire::next`] returns the entries; all are
-    /// taken before the next call.
+    /// Makes progress and reads the completion queue. [`Wire::next`] returns the entries; all are taken before the next
+    /// call.
     fn poll(&mut self) -> Result<(), Self::Error>;
 
-    /// The next entry that [`Wire::poll`] has read.
+    /// Returns the next entry that [`Wire::poll`] has read.
     fn next(&mut self) -> Option<QueueEntry>;
 
-    /// The next trouble that the device has reported. Not for every look at the network, as it may be
-    /// a call of the system.
+    /// Returns the next trouble that the device has reported. Not for every poll of the network, because it may be a
+    /// system call.
     fn trouble(&mut self) -> Option<Trouble> {
         None
     }
 
-    /// This thread waits until then for what may be done in the provider, also by others; or for nothing any more. A provider
-    /// that does not return is given up then. Returns what was said before.
+    /// Sets until when this thread waits for the provider, including work of others in it; `None` if it waits for
+    /// nothing any more. After that a provider that does not return is given up. Returns the previous setting.
     fn expect_by(_due: Option<Deadline>) -> Option<Deadline> {
         None
     }
 
-    /// What the device has reported that may be why a peer is not heard.
+    /// Returns what the device has reported that may explain why a peer is silent.
     fn ailment(&self) -> Option<String> {
         None
     }
 
-    /// The descriptors to sleep on until there is something to read, for threads that do not hold
-    /// this value; empty where the provider has none. `None` if it is not safe to sleep now.
+    /// Returns the descriptors to sleep on until there is something to read, for threads that do not hold this value;
+    /// empty if the provider has none. `None` if it is not safe to sleep now.
     fn may_sleep(&mut self) -> Option<Arc<[Watched]>>;
 
-    /// Prepares for the end of this value, perhaps with operations in flight; returns whether the
-    /// memory that it knows may end before it. Otherwise the endpoint stays open until the process
-    /// ends.
+    /// Prepares for the end of this value, perhaps with operations in flight. Returns whether the memory that it knows
+    /// may end before it. Otherwise the endpoint stays open until the process ends.
     fn end(&mut self, in_flight: bool) -> bool;
 
-    /// An error in words.
+    /// Returns the text of an error.
     fn text(&self, error: Self::Error) -> String;
 }

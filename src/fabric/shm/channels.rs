@@ -1,31 +1,32 @@
 //! Which channel an endpoint has: its doorbells, and the count of ranks that closed it.
 //!
-//! Ranks number the endpoints that they open, alike. The first rank that opens one claims a free channel for its number and
-//! says where that is; the others find it there. When the last rank has closed it, the channel is free again. So what
-//! is open at the same time is limited, and what a world opens in its life is not. Ranks that are equally fast claim one
-//! channel each for a moment, so an endpoint may be refused when fewer channels than ranks are free.
+//! All ranks number the endpoints that they open alike. The first rank that opens one claims a free channel for its
+//! number and records where that is; the others find it there. When the last rank has closed it, the channel is free
+//! again. So the number of endpoints open at the same time is limited, and the number that a world opens in its life is
+//! not. Ranks that are equally fast each claim a channel for a moment. So an endpoint may be refused when fewer
+//! channels than ranks are free.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// The channels of a world, in its memory. Number 0 is never free: it is for exchanges.
+/// The channels of a world, in its memory. Channel 0 is never free, because exchanges use it.
 #[repr(C)]
 pub(super) struct Channels<const N: usize> {
-    /// The number of the endpoint that has a channel; 0: it is free.
+    /// The number of the endpoint that has a channel; 0 if it is free.
     tenants: [AtomicU64; N],
-    /// Ranks that closed that endpoint.
+    /// The number of ranks that closed that endpoint.
     closed: [AtomicU32; N],
-    /// Where the endpoint is whose number has this remainder: the number, and below it the channel.
+    /// By the remainder of an endpoint's number: the number, and in its lower bits the channel.
     places: [AtomicU64; N],
     /// The highest channel that was ever claimed.
     highest: AtomicU32,
 }
 
-/// Bits of a place that are the channel's.
+/// The number of bits of a place that hold the channel.
 const CHANNEL: u32 = 16;
 
 impl<const N: usize> Channels<N> {
-    /// The channel of an endpoint that this rank opens; none if no channel is free. `number` is from 1, and no rank is `N`
-    /// endpoints ahead of another one.
+    /// Returns the channel of an endpoint that this rank opens; `None` if no channel is free. `number` counts from 1,
+    /// and no rank is `N` endpoints ahead of another.
     pub(super) fn open(&self, number: u64) -> Option<u32> {
         let place = &self.places[number as usize % N];
         loop {
@@ -34,12 +35,12 @@ impl<const N: usize> Channels<N> {
                 return Self::channel(found);
             }
             let Some(channel) = self.claim(number) else {
-                // A faster rank may have claimed the last one, for this number.
+                // A faster rank may have claimed the last channel for this number.
                 let found = place.load(Ordering::Acquire);
                 return (found >> CHANNEL == number).then(|| Self::channel(found)).flatten();
             };
             let mine = number << CHANNEL | u64::from(channel);
-            // Release: the claim is seen before the place. Acquire: so is that of the rank that was faster.
+            // Release: the claim is visible before the place. Acquire: so is that of the rank that was faster.
             if place.compare_exchange(found, mine, Ordering::AcqRel, Ordering::Acquire).is_ok() {
                 self.highest.fetch_max(channel, Ordering::Relaxed);
                 return Some(channel);
@@ -48,7 +49,7 @@ impl<const N: usize> Channels<N> {
         }
     }
 
-    /// The channel of a place. None that there is not, if a rank has written where it must not.
+    /// Returns the channel of a place; `None` for an impossible one, which a rank can only have written by mistake.
     fn channel(place: u64) -> Option<u32> {
         Some(u32::from(place as u16)).filter(|&channel| (channel as usize) < N)
     }
@@ -57,18 +58,18 @@ impl<const N: usize> Channels<N> {
         (1..N).find_map(|channel| {
             let tenant = &self.tenants[channel];
             let is_free = tenant.load(Ordering::Relaxed) == 0;
-            // Acquire: what the last tenant left is seen.
+            // Acquire: all that the last tenant left is visible.
             let claim = || tenant.compare_exchange(0, number, Ordering::Acquire, Ordering::Relaxed).is_ok();
             (is_free && claim()).then_some(channel as u32)
         })
     }
 
-    /// Counts an endpoint as closed by one of `ranks` ranks. If it is the last one, `free` frees what belonged to the
+    /// Counts an endpoint as closed by one of `ranks` ranks. For the last one, `free` frees what belonged to the
     /// endpoint, and then the channel is free.
     pub(super) fn close(&self, channel: u32, ranks: u32, free: impl FnOnce(bool)) {
         let closed = &self.closed[channel as usize];
-        // Acquire and release: the last rank sees what all others did with it.
-        // The count may be any number, if a rank has written where it must not.
+        // Acquire and release: the last rank sees what all others did with it. The count may be any number if a rank
+        // has written where it must not.
         let is_last = closed.fetch_add(1, Ordering::AcqRel).wrapping_add(1) == ranks;
         free(is_last);
         if is_last {
@@ -77,13 +78,13 @@ impl<const N: usize> Channels<N> {
         }
     }
 
-    /// Whether a rank has not closed the endpoint of this number, which had this channel.
+    /// Returns whether a rank has not closed the endpoint of this number, which had this channel.
     pub(super) fn is_open(&self, channel: u32, number: u64) -> bool {
-        // Acquire: what the last rank did before it closed is seen.
+        // Acquire: all that the last rank did before it closed is visible.
         self.tenants[channel as usize].load(Ordering::Acquire) == number
     }
 
-    /// The highest channel that was ever claimed.
+    /// Returns the highest channel that was ever claimed.
     pub(super) fn highest(&self) -> u32 {
         self.highest.load(Ordering::Relaxed).min(N as u32 - 1)
     }

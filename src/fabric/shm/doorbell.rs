@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::sync::{AtomicU32, Ordering, full_fence};
 
-/// The bit of an announcement that the rank's sleeper has taken over. No interest has it.
+/// The bit of an announcement that was delegated to the rank's sleeper. No interest has it.
 const DELEGATED: u32 = 1 << 31;
 
 /// Counts rings, for one thread that sleeps until the next one.
@@ -13,7 +13,7 @@ const DELEGATED: u32 = 1 << 31;
 pub(in crate::internals::fabric) struct Rings(AtomicU32);
 
 impl Rings {
-    /// The number of rings so far.
+    /// Returns the number of rings so far.
     pub(super) fn count(&self) -> u32 {
         self.0.load(Ordering::Acquire)
     }
@@ -32,11 +32,11 @@ impl Rings {
 
 /// The doorbell of one rank in one channel.
 ///
-/// An event count: the sleeper announces what it waits for, looks at memory, and sleeps unless the
-/// bell rang since. The rank that rings takes the announcement, so a sleeper is woken once.
+/// It is an event count: the sleeper announces what it waits for, polls memory, and sleeps unless the bell rang since.
+/// The rank that rings takes the announcement, so a sleeper is woken once.
 ///
-/// One thread of a rank can sleep for many channels. It delegates each announcement to the rank's
-/// own count of rings, and sleeps unless that count grew since before it delegated the first.
+/// One thread of a rank can sleep for many channels. It delegates each announcement to the rank's own count of rings,
+/// and sleeps unless that count grew since before it delegated the first.
 #[repr(C, align(64))]
 #[cfg_attr(any(loom, test), derive(Debug, Default))]
 pub(in crate::internals::fabric) struct Doorbell {
@@ -45,11 +45,11 @@ pub(in crate::internals::fabric) struct Doorbell {
 }
 
 impl Doorbell {
-    /// Announces a wait, before the last look at memory.
+    /// Announces a wait, before the last poll of memory.
     pub(in crate::internals::fabric) fn announce(&self, interest: u32) {
         self.interest.store(interest, Ordering::Relaxed);
-        // Pairs with the fence in `ring_all`: either the look at memory that follows sees the change,
-        // or the rank that made the change sees the announcement.
+        // Pairs with the fence in `ring_all`: either the following poll of memory sees the change, or the rank that
+        // made the change sees the announcement.
         full_fence();
     }
 
@@ -67,8 +67,7 @@ impl Doorbell {
         self.withdraw();
     }
 
-    /// Lets the next ring count for the rank's sleeper. Fails if the bell rang since the
-    /// announcement.
+    /// Lets the next ring count for the rank's sleeper. Returns false if the bell rang since the announcement.
     pub(super) fn delegate(&self) -> bool {
         let interest = self.interest.load(Ordering::Relaxed);
         let delegated = interest | DELEGATED;
@@ -76,13 +75,13 @@ impl Doorbell {
             && self.interest.compare_exchange(interest, delegated, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Whether an announcement was delegated, and the bell has not rung since.
+    /// Returns whether an announcement was delegated and the bell has not rung since.
     pub(super) fn is_delegated(&self) -> bool {
         self.interest.load(Ordering::Acquire) & DELEGATED != 0
     }
 
-    /// Wakes the thread that waits for `interest` here, or the rank's `sleeper`. The caller has
-    /// fenced after its changes, or the sleeper does that for both.
+    /// Wakes the thread that waits for `interest` here, or the rank's `sleeper`. The caller has fenced after its
+    /// changes, or the sleeper does that for both.
     pub(super) fn ring(&self, interest: u32, sleeper: &Rings) -> bool {
         let mut announced = self.interest.load(Ordering::Relaxed);
         // The announcement may be delegated in between.
@@ -113,27 +112,26 @@ impl Doorbell {
     }
 }
 
-/// Wakes the threads that wait for `interest` at these bells, each with its rank's sleeper: all, or
-/// `most` of them. Returns how many were woken.
+/// Wakes the threads that wait for `interest` at these bells, each with its rank's sleeper: all, or at most `most` of
+/// them. Returns how many were woken.
 pub(in crate::internals::fabric) fn ring_all<'a>(
     bells: impl Iterator<Item = (&'a Doorbell, &'a Rings)>,
     most: u32,
     interest: u32,
 ) -> u32 {
-    // Pairs with the fence in `announce`: a sleeper whose announcement is not seen here sees what
-    // was stored before this.
+    // Pairs with the fence in `announce`: a sleeper whose announcement is not visible here sees what was stored before
+    // this.
     full_fence();
     ring_fenced(bells, most, interest)
 }
 
-/// As [`ring_all`], where sleepers fence for the rank that rings, between their announcement and
-/// their last look.
+/// As [`ring_all`], where sleepers fence for the rank that rings, between their announcement and their last poll.
 pub(in crate::internals::fabric) fn ring_fenced<'a>(
     bells: impl Iterator<Item = (&'a Doorbell, &'a Rings)>,
     most: u32,
     interest: u32,
 ) -> u32 {
-    // A fence of the sleeper stands between instructions: the compiler must not exchange them.
+    // A fence of the sleeper acts between these instructions, so the compiler must not exchange them.
     std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
     bells.filter(|(bell, sleeper)| bell.ring(interest, sleeper)).take(most as usize).count() as u32
 }
@@ -144,7 +142,7 @@ fn wait(cell: &AtomicU32, expect: u32, at_most: Duration) {
     use rustix::thread::futex;
     let timeout =
         rustix::time::Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
-    // Every result (changed value, signal, timeout) means: look again.
+    // Every result (changed value, signal, timeout) means: poll again.
     let _ = futex::wait(cell, futex::Flags::empty(), expect, Some(&timeout));
 }
 
@@ -154,10 +152,10 @@ fn wake(cell: &AtomicU32) {
     let _ = futex::wake(cell, futex::Flags::empty(), 1);
 }
 
-/// As the futex, but without a timeout: loom finds a sleeper that is not woken.
+/// As the futex, but without a timeout, so that loom finds a sleeper that is not woken.
 #[cfg(loom)]
 fn wait(cell: &AtomicU32, expect: u32, _: Duration) {
-    // Not a load: the kernel compares with the current value, not with an old one.
+    // Not a load, because the kernel compares with the current value, not with an old one.
     while cell.fetch_add(0, Ordering::Relaxed) == expect {
         loom::thread::yield_now();
     }

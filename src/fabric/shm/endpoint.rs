@@ -13,15 +13,15 @@ use crate::fabric::{
 use crate::fault::Fault;
 use crate::sync::{self, full_fence};
 
-/// A key holds an offset in the world's file, a length with the owner above it, the access that the
-/// owner allows, and the number of the endpoint.
+/// A key holds an offset in the world's file, a length with the owner in its upper bits, the access that the owner
+/// allows, and the number of the endpoint.
 const OWNER: u32 = 48;
 
 #[derive(Debug)]
 pub(super) struct ShmEndpoint {
     segment: Arc<Segment>,
     rank: u32,
-    /// Its number among all that the world has opened, and its channel.
+    /// The number of the endpoint among all that the world has opened, and its channel.
     number: u64,
     channel: u32,
     regions: Vec<Mapped>,
@@ -56,7 +56,7 @@ impl ShmEndpoint {
         mapped.filter(inside).ok_or_else(|| self.usage(operation, "a place outside its region"))
     }
 
-    /// As [`ShmEndpoint::mapped`], for the far side of an operation, which the owner must allow.
+    /// As [`ShmEndpoint::mapped`], for the remote side of an operation, which the owner must allow.
     fn far(&self, operation: &'static str, at: At, len: usize, allows: fn(Access) -> bool) -> Result<&Mapped> {
         let mapped = self.mapped(operation, at, len)?;
         match mapped.owner == self.rank || allows(mapped.access) {
@@ -104,8 +104,7 @@ impl Endpoint for ShmEndpoint {
         let bad = || self.usage("import", "not a key of that peer");
         let Key([offset, what, access, number]) = key;
         if number != self.number {
-            // Its memory would be freed when the others have closed what they take for this
-            // collective.
+            // The memory would be freed when the others have closed the regions that they import for this collective.
             let problem =
                 "a key of another collective; threads of a rank must make theirs in the same order on all ranks";
             return Err(self.usage("import", problem));
@@ -212,7 +211,7 @@ impl Drop for ShmEndpoint {
     fn drop(&mut self) {
         self.bell().withdraw();
         self.segment.channels().close(self.channel, self.segment.ranks(), |is_last| {
-            // The last rank to close frees the memory: others may still read it before.
+            // The last rank to close frees the memory, because others may still read it before.
             if is_last || Fault::FreeEarly.is(self.fault) {
                 self.regions.iter().for_each(|region| self.segment.free(region.offset, region.bytes));
             }

@@ -5,13 +5,13 @@ use crate::error::text_of;
 use crate::fabric::failure::Failure;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Cells for the reason; a longer text is cut.
+/// The number of cells for the reason; a longer text is cut.
 const TEXT: usize = if cfg!(loom) { 1 } else { 32 };
 
 #[repr(C)]
 #[cfg_attr(loom, derive(Default))]
 pub(super) struct FailureCell {
-    /// 0 none, 1 being written, 2 aborted, 3 died.
+    /// 0: none, 1: being written, 2: aborted, 3: died.
     state: AtomicU32,
     rank: AtomicU32,
     len: AtomicU64,
@@ -19,7 +19,7 @@ pub(super) struct FailureCell {
 }
 
 impl FailureCell {
-    /// Records the failure unless there is one.
+    /// Records the failure unless there is one already.
     pub(super) fn set(&self, failure: &Failure) {
         if self.state.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return;

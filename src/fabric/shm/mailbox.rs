@@ -2,7 +2,7 @@
 
 use crate::sync::{AtomicU64, Ordering, announce, full_fence, look};
 
-/// Most bytes that a rank posts in a turn.
+/// The maximum number of bytes that a rank posts in a turn.
 pub(super) const MAILBOX: usize = if cfg!(loom) { 16 } else { crate::fabric::MOST_EXCHANGED };
 
 /// One rank's post in a turn of an exchange. Turns alternate between two mailboxes, so that a fast
@@ -25,7 +25,7 @@ impl Mailbox {
         store_bytes(&self.data, data);
         self.len.store(data.len() as u64, Ordering::Relaxed);
         announce(&self.turn, turn);
-        // Of the last two ranks to post, at least one sees both posts when it looks next.
+        // Of the last two ranks to post, at least one sees both posts when it polls next.
         full_fence();
     }
 

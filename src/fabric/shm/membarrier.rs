@@ -1,18 +1,17 @@
 //! A fence that one process executes in all others, so that they need none on their fast path.
 //!
-//! A rank that goes to sleep announces that and looks once more at what its peer stores; the peer
-//! stores and looks at the announcement. One of the two must see the other, which takes a full
-//! fence on both sides. The sleeper is slow anyway, so it pays for both: membarrier(2) with
-//! `MEMBARRIER_CMD_GLOBAL_EXPEDITED` interrupts every running thread of the registered processes,
-//! and each passes a full fence before the call returns. Then the peer has either stored before
-//! (the sleeper sees that), or looks afterwards (and sees the announcement).
+//! A rank that is about to sleep announces that, and then polls once more what its peer stores. The peer stores, and
+//! then polls the announcement. One of the two must see the other, which takes a full fence on both sides. The sleeper
+//! is slow anyway, so it executes both: membarrier(2) with `MEMBARRIER_CMD_GLOBAL_EXPEDITED` interrupts every running
+//! thread of the registered processes, and each passes a full fence before the call returns. Then the peer has either
+//! stored before, which the sleeper sees, or it polls afterwards and sees the announcement.
 #![forbid(unsafe_code)]
 
 use rustix::thread::{MembarrierCommand, membarrier};
 
 /// Registers this process for fences of other processes; returns whether the kernel supports that.
 pub(super) fn register() -> bool {
-    // Try both calls: a seccomp filter may allow the one and not the other.
+    // Tries both calls, because a seccomp filter may allow one and not the other.
     membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
         && membarrier(MembarrierCommand::GlobalExpedited).is_ok()
 }
@@ -20,8 +19,8 @@ pub(super) fn register() -> bool {
 /// Executes a full fence in every thread of every registered process.
 pub(super) fn everywhere() {
     let passed = membarrier(MembarrierCommand::GlobalExpedited);
-    // The call worked when this process registered. If the kernel refuses it later, a sleeper looks
-    // again after a heartbeat.
+    // The call worked when this process registered. If the kernel refuses it later, a sleeper polls again after a
+    // heartbeat.
     debug_assert!(passed.is_ok(), "{passed:?}");
 }
 

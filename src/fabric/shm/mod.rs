@@ -1,11 +1,11 @@
 //! Shared memory: all ranks on one machine.
 //!
-//! One anonymous memory file (`memfd`) holds the world. It has no name. Rank 0 hands it to the
-//! others over a socket, and it ends with the last process that has it open: nothing stays behind,
-//! whichever process is killed and when. Regions are ranges of that file, so a key is an offset.
+//! One anonymous memory file (`memfd`) holds the world. It has no name. Rank 0 passes it to the others over a socket,
+//! and it ends with the last process that has it open. So nothing is left behind, whichever process is killed and when.
+//! Regions are ranges of that file, so a key is an offset.
 //!
-//! Every operation completes in the call: a put and a read are copies, an atomic is the
-//! processor's. Processes learn of each other's death by process descriptors.
+//! Every operation completes in the call: a put and a read are copies, an atomic is one of the processor. Processes
+//! learn of each other's death by process descriptors.
 
 mod channels;
 pub(super) mod doorbell;
@@ -52,7 +52,7 @@ pub struct ShmFabric {
 }
 
 impl ShmFabric {
-    /// The memory of a new world, for its other ranks.
+    /// Creates the memory of a new world, for its other ranks.
     ///
     /// # Errors
     /// The system does not provide the memory.
@@ -60,15 +60,14 @@ impl ShmFabric {
         Segment::create(ranks)
     }
 
-    /// Joins a world as `rank`; `pids` are the processes of all ranks, `None` for ranks in this
-    /// process.
+    /// Joins a world as `rank`. `pids` are the processes of all ranks, `None` for ranks in this process.
     ///
     /// # Errors
     /// The memory is not of such a world, or a peer has died already.
     pub(crate) fn join(memory: OwnedFd, rank: u32, ranks: u32, pids: &[Option<u32>]) -> Result<Self> {
         let segment = Arc::new(Segment::open(memory, rank, ranks)?);
         let watch = Watch::new(rank, pids)?;
-        // In larger worlds each rank fences for itself.
+        // In larger worlds each rank executes its own fences.
         if ranks == 2 && membarrier::register() {
             segment.reach(rank);
         }
@@ -76,7 +75,7 @@ impl ShmFabric {
         Ok(ShmFabric { segment, rank, opened, exchange, watch, fault })
     }
 
-    /// A world with all ranks in this process, for tests.
+    /// Creates a world with all ranks in this process, for tests.
     ///
     /// # Errors
     /// The system does not provide the memory.
@@ -102,7 +101,7 @@ impl ShmFabric {
         self.segment.mailbox(rank, if Fault::OneMailbox.is(self.fault) { 0 } else { turn })
     }
 
-    /// Ranks that have not posted in this turn of an exchange.
+    /// Returns the ranks that have not posted in this turn of an exchange.
     fn not_posted(&self, turn: u64) -> Vec<u32> {
         (0..self.segment.ranks()).filter(|&rank| self.mailbox(rank, turn).turn() < turn).collect()
     }
@@ -144,7 +143,7 @@ impl Fabric for ShmFabric {
         self.exchange.take(self, (operation, deadline), (mine, mailbox::MAILBOX), |turn| {
             let started = Instant::now();
             self.mailbox(self.rank, turn).post(turn, mine);
-            // Of the last ranks to post, at least one sees all posts, and wakes the others.
+            // At least one of the last ranks to post sees all posts, and wakes the others.
             if self.not_posted(turn).is_empty() {
                 let ring = |rank| self.segment.doorbell(0, rank).ring(1, self.segment.sleeper(rank));
                 (0..self.ranks()).for_each(|rank| _ = ring(rank));
@@ -159,7 +158,7 @@ impl Fabric for ShmFabric {
                 self.bell().sleep(HEARTBEAT.min(deadline.saturating_duration_since(Instant::now())));
                 let missing = self.not_posted(turn);
                 if missing.is_empty() {
-                    // A rank that posted and died since has still given its bytes.
+                    // A rank that posted and then died has still given its bytes.
                     break;
                 }
                 self.look_for_dead(operation)?;
@@ -192,7 +191,7 @@ impl Fabric for ShmFabric {
             tracing::debug!(rank = self.rank, peer, "found dead");
             self.segment.fail(&failure);
             self.wake_all();
-            // The first reason stays, unless the rank that wrote it died in the middle.
+            // The first reason is not replaced, unless the rank that wrote it died while writing.
             self.health(operation)?;
             return Err(failure.error(self.rank, operation));
         }

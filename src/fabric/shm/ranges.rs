@@ -1,7 +1,7 @@
-//! The ranges of the world's file that a rank has taken for its regions, and takes again.
+//! The ranges of the world's file that a rank has taken for its regions, and reuses.
 //!
-//! A range belongs to the rank that took it first, for good. When that rank has closed the endpoint that used it, others may
-//! still have it open. Once all have closed it, which the channels of the world show, the range is free.
+//! A range belongs for good to the rank that took it first. When that rank has closed the endpoint that used it, others
+//! may still have it open. Once all have closed it, which the channels of the world show, the range is free.
 
 use std::collections::BTreeMap;
 
@@ -10,19 +10,19 @@ pub(super) type User = (u64, u32);
 
 #[derive(Debug, Default)]
 pub(super) struct Ranges {
-    /// Lengths of free ranges by where they begin. No two touch.
+    /// The lengths of free ranges by their offsets. No two ranges touch.
     free: BTreeMap<u64, u64>,
-    /// Ranges whose endpoints this rank has closed, and perhaps not all ranks.
+    /// The ranges whose endpoints this rank has closed, and perhaps not all ranks.
     closed: Vec<(User, u64, u64)>,
 }
 
 impl Ranges {
-    /// This rank has closed the endpoint that used a range.
+    /// Records that this rank has closed the endpoint that used a range.
     pub(super) fn give_back(&mut self, user: User, offset: u64, len: u64) {
         self.closed.push((user, offset, len));
     }
 
-    /// A range of `len` bytes, if one is free: the smallest that has room.
+    /// Takes a range of `len` bytes, if one is free: the smallest that is large enough.
     pub(super) fn take(&mut self, len: u64, is_open: impl Fn(User) -> bool) -> Option<u64> {
         let (open, free) = std::mem::take(&mut self.closed).into_iter().partition(|&(user, ..)| is_open(user));
         self.closed = open;
@@ -37,7 +37,7 @@ impl Ranges {
         Some(offset)
     }
 
-    /// Adds a free range to those that it touches.
+    /// Adds a free range, and merges it with those that it touches.
     fn join(&mut self, mut offset: u64, mut len: u64) {
         if let Some(behind) = self.free.remove(&(offset + len)) {
             len += behind;

@@ -20,12 +20,12 @@ use crate::error::{Error, Result};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::units::Bytes;
 
-/// Endpoints of a world that can be open at once; number 0 is the exchange's.
+/// The number of endpoints of a world that can be open at once; number 0 is used for exchanges.
 pub(super) const CHANNELS: u32 = 4096;
 
 const MAGIC: u64 = 0x6561_726C_7962_0003;
 
-/// Size of the file where rank 0 may make one so large. It is sparse: only allocated ranges take memory.
+/// The file size that rank 0 tries to create. The file is sparse: only allocated ranges take memory.
 const FILE: u64 = 1 << 44;
 
 const PAGE: usize = 4096;
@@ -35,7 +35,7 @@ const PAGE: usize = 4096;
 struct Head {
     magic: AtomicU64,
     ranks: AtomicU64,
-    /// First byte of the file that belongs to no region.
+    /// The offset of the first byte of the file that belongs to no region.
     free: AtomicU64,
     channels: Channels<{ CHANNELS as usize }>,
     failure: FailureCell,
@@ -47,7 +47,7 @@ struct RankHead {
     left: AtomicU32,
     /// Whether a memory barrier of another process reaches this rank's process.
     fenced: AtomicU32,
-    /// Rings for the thread that sleeps for several channels.
+    /// The rings for the thread that sleeps for several channels.
     sleeper: Rings,
     mailboxes: [Mailbox; 2],
 }
@@ -57,7 +57,7 @@ struct RankHead {
 pub(super) struct Segment {
     file: OwnedFd,
     map: MmapRaw,
-    /// Size of the file in bytes.
+    /// The size of the file in bytes.
     size: u64,
     rank: u32,
     ranks: u32,
@@ -65,15 +65,15 @@ pub(super) struct Segment {
     ranges: Mutex<Ranges>,
 }
 
-/// Bytes at the beginning of the file of a world of `ranks`.
+/// Returns the number of bytes at the beginning of the file of a world of `ranks`.
 pub(in crate::internals::fabric) fn head_bytes(ranks: u32) -> usize {
     size_of::<Head>() + ranks as usize * (size_of::<RankHead>() + CHANNELS as usize * size_of::<Doorbell>())
 }
 
-/// The size of the file of a world of `ranks`, where files may have up to `limit` bytes (`ulimit -f`).
+/// Returns the size of the file of a world of `ranks`, where files may have up to `limit` bytes (`ulimit -f`).
 ///
 /// # Errors
-/// The beginning of the file alone is larger.
+/// The beginning of the file alone is larger than the limit.
 fn file_size(limit: Option<u64>, ranks: u32) -> Result<u64> {
     let size = limit.map_or(FILE, |limit| limit.min(FILE)) / PAGE as u64 * PAGE as u64;
     let least = head_bytes(ranks) as u64;
@@ -102,7 +102,7 @@ impl Segment {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = memfd_create("earlybird", flags).map_err(os("create shared memory"))?;
         ftruncate(&file, size).map_err(os("size shared memory"))?;
-        // A rank that made the file shorter would end all others by SIGBUS.
+        // A rank that made the file shorter would kill all others by SIGBUS.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         fcntl_add_seals(&file, seals).map_err(os("seal shared memory"))?;
         let first = Segment::map(file.try_clone().map_err(|cause| Error::os(0, "share memory", cause))?, 0, ranks)?;
@@ -145,8 +145,8 @@ impl Segment {
 
     fn rank_head(&self, rank: u32) -> &RankHead {
         assert!(rank < self.ranks);
-        // SAFETY: within `head_bytes`, behind the head and the heads of lower ranks; sizes are
-        // multiples of the alignments; only atomics.
+        // SAFETY: within `head_bytes`, after the head and the heads of lower ranks; sizes are multiples of the
+        // alignments; only atomics.
         unsafe { &*self.map.as_ptr().add(size_of::<Head>()).cast::<RankHead>().add(rank as usize) }
     }
 
@@ -154,7 +154,7 @@ impl Segment {
         &self.rank_head(rank).mailboxes[(turn % 2) as usize]
     }
 
-    /// The rings for a rank's sleeper.
+    /// Returns the rings of a rank's sleeper.
     pub(super) fn sleeper(&self, rank: u32) -> &Rings {
         &self.rank_head(rank).sleeper
     }
@@ -163,12 +163,11 @@ impl Segment {
         assert!(rank < self.ranks && channel < CHANNELS);
         let offset = size_of::<Head>() + self.ranks as usize * size_of::<RankHead>();
         let index = (channel * self.ranks + rank) as usize;
-        // SAFETY: within `head_bytes`, behind all rank heads; aligned as above; only atomics.
+        // SAFETY: within `head_bytes`, after all rank heads; aligned as above; only atomics.
         unsafe { &*self.map.as_ptr().add(offset).cast::<Doorbell>().add(index) }
     }
 
-    /// Ends the announced wait of a rank in a channel, whatever it waits for. The caller has fenced
-    /// after its changes.
+    /// Ends the announced wait of a rank in a channel, whatever it waits for. The caller has fenced after its changes.
     pub(super) fn ring_always(&self, channel: u32, rank: u32) {
         self.doorbell(channel, rank).ring_always(self.sleeper(rank));
     }
@@ -178,7 +177,7 @@ impl Segment {
         self.rank_head(rank).fenced.store(1, Ordering::Release);
     }
 
-    /// Whether there are two ranks, and memory barriers reach both.
+    /// Returns whether there are two ranks, and memory barriers reach both.
     pub(super) fn is_fenced_pair(&self) -> bool {
         self.ranks == 2 && (0..2).all(|rank| self.rank_head(rank).fenced.load(Ordering::Acquire) != 0)
     }
@@ -191,7 +190,7 @@ impl Segment {
         self.rank_head(rank).left.load(Ordering::SeqCst) != 0
     }
 
-    /// Records the failure unless there is one.
+    /// Records the failure unless there is one already.
     pub(super) fn fail(&self, failure: &Failure) {
         self.head().failure.set(failure);
     }
@@ -211,7 +210,7 @@ impl Segment {
 
     /// Allocates zeroed memory for a region; returns its offset in the file.
     pub(super) fn allocate(&self, bytes: usize) -> Result<u64> {
-        // More than there can be is refused as what there is not.
+        // A size beyond any possible one is refused like one beyond the available memory.
         let need = bytes.max(1).checked_next_multiple_of(PAGE).map_or(u64::MAX, |need| need as u64);
         let available = check_memory(self.rank, "register", need)?;
         let short = |available, limit: &str| Error::Memory {
@@ -225,7 +224,7 @@ impl Segment {
         let again = self.ranges.lock().take(need, is_open);
         let offset = match again {
             Some(offset) => {
-                // Zeros, whatever the last region had there.
+                // Makes zeros, whatever the last region left there.
                 self.free(offset, need as usize);
                 offset
             }
@@ -235,8 +234,7 @@ impl Segment {
                 taken.map_err(|free| short(self.size.saturating_sub(free), self.limit_of_file()))?
             }
         };
-        // Allocate the pages now, so that a shortage is an error here and not a signal during a
-        // collective.
+        // Allocate the pages now, so that a shortage is an error here and not a signal during a collective.
         retry_on_intr(|| fallocate(&self.file, FallocateFlags::empty(), offset, need)).map_err(
             |cause| match cause {
                 rustix::io::Errno::NOSPC | rustix::io::Errno::NOMEM => short(available, "the kernel's own accounting"),
@@ -246,7 +244,7 @@ impl Segment {
         Ok(offset)
     }
 
-    /// What limits the size of the file.
+    /// Returns what limits the size of the file.
     fn limit_of_file(&self) -> &'static str {
         match self.size {
             FILE => "the size of the world's memory file",
@@ -260,13 +258,13 @@ impl Segment {
         let _ = fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len);
     }
 
-    /// This rank has closed the endpoint that used a range which it had allocated.
+    /// Records that this rank has closed the endpoint that used a range which this rank had allocated.
     pub(super) fn give_back(&self, user: User, offset: u64, bytes: usize) {
         let len = bytes.max(1).next_multiple_of(PAGE) as u64;
         self.ranges.lock().give_back(user, offset, len);
     }
 
-    /// Where the part of the file ends that was ever allocated.
+    /// Returns where the part of the file ends that was ever allocated.
     #[cfg(test)]
     pub(super) fn end(&self) -> u64 {
         self.head().free.load(Ordering::Relaxed)
@@ -279,7 +277,7 @@ impl Segment {
     /// Maps a region.
     pub(super) fn window(&self, offset: u64, bytes: usize) -> Result<Window> {
         let len = bytes.max(1).next_multiple_of(PAGE);
-        // Nothing is behind the end of the file, whatever a rank has written there.
+        // No memory exists beyond the end of the file, whatever a rank has written there.
         let taken = self.head().free.load(Ordering::Acquire).min(self.size);
         let inside = offset >= head_bytes(self.ranks) as u64
             && offset.is_multiple_of(PAGE as u64)

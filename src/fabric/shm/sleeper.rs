@@ -12,7 +12,7 @@ use crate::fault::Fault;
 pub(super) struct ShmSleeper {
     segment: Arc<Segment>,
     rank: u32,
-    /// Rings that the next sleep does not wait for.
+    /// The number of rings that the next sleep does not wait for.
     seen: u32,
     fault: Option<Fault>,
 }

@@ -9,12 +9,12 @@ use super::{DefaultFloats, Ending, Model, Operand, Target, combine};
 use crate::fabric::{Lender, Window};
 use crate::reduce::{Dtype, Reduce};
 
-/// Where a source of a reduction lies.
+/// The location of a source of a reduction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
-    /// In the data region of this host.
+    /// At an offset in the data region of this host.
     Here(usize),
-    /// Read from another host, in the staging region.
+    /// At an offset in the staging region; it was read from another host.
     Staged(usize),
 }
 
@@ -40,9 +40,9 @@ pub(crate) struct Goal {
 pub(crate) struct Arena {
     data: Window,
     staging: Option<Window>,
-    /// The sources of one reduction by address; kept so that the hot path allocates nothing.
+    /// The sources of one reduction by address, kept so that the hot path allocates nothing.
     operands: Vec<Operand>,
-    /// How many sources there can be.
+    /// The maximum number of sources.
     most: usize,
 }
 
@@ -50,12 +50,13 @@ pub(crate) struct Arena {
 unsafe impl Send for Arena {}
 
 impl Arena {
-    /// `most`: how many sources a reduction can have.
+    /// Creates the arena. `most` is the maximum number of sources of a reduction.
     pub(crate) fn new(data: Window, staging: Option<Window>, most: usize) -> Self {
         Arena { data, staging, operands: Vec::new(), most }
     }
 
-    /// Makes memory for as many sources as there can be, if there is none: at the latest the first reduction does.
+    /// Allocates memory for the maximum number of sources, unless it exists. Without this call the first reduction does
+    /// it.
     pub(crate) fn reserve(&mut self) {
         self.operands.reserve_exact(self.most.saturating_sub(self.operands.len()));
     }
@@ -79,8 +80,8 @@ impl Arena {
         unsafe { combine((dtype, reduce), target, &self.operands, len, ending, &floats) };
     }
 
-    /// Averages models, `len` elements of each, and adds updates to them. `sources` are the models, one at least, and then
-    /// the updates; `members` ranks are in the group. Elements are floats.
+    /// Averages models, `len` elements of each, and adds updates to the mean. `sources` are the models, at least one,
+    /// and then the updates. The group has `members` ranks. Elements are floats.
     pub(crate) fn average(
         &mut self,
         dtype: Dtype,
@@ -95,12 +96,12 @@ impl Arena {
         let (models, updates) = self.operands.split_at(models.min(self.operands.len()));
         let Some((&first, others)) = models.split_first() else { return };
         let ending = Ending::Model(Model { first, others, members: f64::from(members) });
-        // SAFETY: as in `combine`. Models are read where members of the group have them from rounds that have landed, and
-        // each is written next to another place.
+        // SAFETY: as in `combine`. Models are read where members of the group have them from rounds that have landed,
+        // and each new one is written to another location.
         unsafe { combine((dtype, Reduce::Sum), target, updates, len, ending, &floats) };
     }
 
-    /// Finds the addresses of sources.
+    /// Finds the addresses of the sources.
     fn find(&mut self, dtype: Dtype, sources: impl Iterator<Item = Source>, len: usize) {
         self.operands.clear();
         self.reserve();

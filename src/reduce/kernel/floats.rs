@@ -1,19 +1,19 @@
 //! The floating-point state in which reductions are computed.
 //!
-//! A thread has a rounding mode, and may flush tiny numbers to zero: `fesetround`, `torch.set_flush_denormal`, or a library
-//! that was built with fast mathematics sets that. The bits of a reduction must not depend on which thread of which rank
+//! A thread has a rounding mode and may flush tiny numbers to zero. `fesetround`, `torch.set_flush_denormal` or a
+//! library built with fast mathematics sets that. The bits of a reduction must not depend on which thread of which rank
 //! computes it.
 #![allow(unsafe_code)]
 
 use std::hint::black_box;
 use std::marker::PhantomData;
 
-/// While it lives, this thread rounds to nearest, keeps denormal numbers and raises no signal. A drop brings the thread's own
-/// state back.
+/// A guard: while it lives, this thread rounds to nearest, keeps denormal numbers and raises no signal. Its drop
+/// restores the thread's own state.
 #[derive(Debug)]
 pub(crate) struct DefaultFloats {
     own: Control,
-    /// It belongs to the thread.
+    /// Ties the guard to its thread.
     thread: PhantomData<*const ()>,
 }
 
@@ -27,7 +27,8 @@ impl DefaultFloats {
         DefaultFloats { own, thread: PhantomData }
     }
 
-    /// Computes in this state. What `work` depends on is passed as `given`, so that the compiler computes nothing before.
+    /// Runs `work` in this state. All inputs of `work` are passed as `given`, so that the compiler computes nothing
+    /// earlier.
     #[inline]
     pub(crate) fn compute<G, R>(given: G, work: impl FnOnce(G) -> R) -> R {
         let _state = Self::enter();
@@ -56,7 +57,7 @@ mod control {
     /// Round to nearest, keep denormal numbers, mask all exceptions.
     pub(super) const DEFAULT: Control = 0x1f80;
 
-    /// All but the flags of exceptions that have occurred.
+    /// All bits except the flags of exceptions that have occurred.
     const CONTROLS: Control = 0xffc0;
 
     pub(super) fn is_default(control: Control) -> bool {
@@ -73,8 +74,8 @@ mod control {
 
     #[inline]
     pub(super) fn write(control: Control) {
-        // SAFETY: the value is the default or was read from the register, so it has no reserved bits. Rust's arithmetic is
-        // defined in the default state; a thread that has another one was given it by its program, and gets it back.
+        // SAFETY: the value is the default or was read from the register, so it has no reserved bits. Rust's arithmetic
+        // is defined in the default state; a thread that has another one got it from its program, and gets it back.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const control, options(nostack)) };
     }
 }
@@ -150,7 +151,7 @@ pub(crate) mod states {
     #[cfg(target_arch = "riscv64")]
     const OTHERS: [control::Control; 3] = [1, 2, 3];
 
-    /// Runs `work` in each of them, on a thread of its own, which must have the same state after it.
+    /// Runs `work` in each state, on a thread of its own, whose state must not change.
     pub(crate) fn in_each<R: Send>(work: impl Fn() -> R + Sync) -> Vec<R> {
         let in_state = |state| {
             control::write(state);

@@ -1,4 +1,4 @@
-//! Reductions of memory that lies in several windows: a board of each rank.
+//! Reductions of memory in several windows: the board of each rank.
 #![allow(unsafe_code)]
 
 use super::{DefaultFloats, Ending, Operand, Target, combine};
@@ -8,13 +8,13 @@ use crate::reduce::{Dtype, Reduce};
 /// A source of a reduction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum BoardSource<'a> {
-    /// At an offset of a window.
+    /// At an offset in a window.
     Board(&'a Window, usize),
-    /// The caller's.
+    /// Memory of the caller.
     Own(&'a [u8]),
 }
 
-/// The sources of one reduction by address; kept so that the hot path allocates nothing.
+/// The sources of one reduction by address, kept so that the hot path allocates nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
     operands: Vec<Operand>,
@@ -24,7 +24,7 @@ pub(crate) struct Gathered {
 unsafe impl Send for Gathered {}
 
 impl Gathered {
-    /// Reduces sources into `target`, in the order given. All are aligned to elements.
+    /// Reduces sources into `target`, in the order given. All addresses are aligned to elements.
     ///
     /// # Panics
     /// If a source has fewer bytes, or an address is not aligned.

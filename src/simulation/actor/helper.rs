@@ -1,4 +1,4 @@
-//! A rank's thread: what `executor/thread.rs` does, at any time.
+//! A rank's thread, which does what `executor/thread.rs` does, at any time.
 
 use std::rc::Rc;
 
@@ -11,25 +11,25 @@ use crate::collective::protocol::{Goal, Protocol};
 use crate::executor::work::{Outlived, Polled, Rest, Shared, Work};
 use crate::simulation::oracle::Oracle;
 
-/// What a thread does. Without one, nothing.
+/// What a thread does; without a thread, nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Helper {
-    /// Nothing was left to it.
+    /// No work is left to it.
     Idle,
-    /// Gives its caller the time to come back.
+    /// Gives its caller time to come back.
     HeadStart,
     /// Takes the engine as soon as its caller has given it up.
     Knocking,
     Working {
-        /// There was nothing to do when it last looked.
+        /// Whether there was nothing to do at its last poll.
         idle: bool,
     },
-    /// As working, announced as asleep.
+    /// As working, but announced as asleep.
     Parked,
 }
 
 impl Actor {
-    /// Whether the caller has the engine.
+    /// Returns whether the caller has the engine.
     pub(super) fn is_seated(&self) -> bool {
         matches!(
             self.doing,
@@ -37,7 +37,7 @@ impl Actor {
         )
     }
 
-    /// Whether the thread can do something when it is its turn.
+    /// Returns whether the thread can do something when it is its turn.
     pub(in crate::internals::simulation) fn has_helper(&self) -> bool {
         match self.helper {
             _ if self.is_gone() => false,
@@ -65,7 +65,7 @@ impl Actor {
         }
     }
 
-    /// When either has its next turn, after one of them said when it wants its own.
+    /// Returns when either has its next turn, after one of them said when it wants its own.
     pub(super) fn next(&mut self, by_helper: bool, now: Time, next: Next) -> Next {
         let at = match next {
             Next::After(pause) => Some(now + pause),
@@ -85,7 +85,7 @@ impl Actor {
         }
     }
 
-    /// The caller goes away.
+    /// Leaves work to the thread, because the caller goes away.
     pub(super) fn leave_work(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus) {
         if self.habits.thread && self.session.leaves_work(&mut self.engine) && self.helper == Helper::Idle {
             self.helper = Helper::HeadStart;
@@ -93,7 +93,7 @@ impl Actor {
         }
     }
 
-    /// The caller has come to do the work itself.
+    /// Takes work back, because the caller has come to do it itself.
     pub(super) fn claim_work(&mut self, now: Time) {
         if self.helper == Helper::HeadStart {
             let begins = self.helper_at.is_some_and(|time| time <= now);
@@ -101,7 +101,7 @@ impl Actor {
         }
     }
 
-    /// The caller wants the engine: a thread that has it gives it up.
+    /// Takes the engine for the caller; a thread that has it gives it up.
     pub(super) fn take_seat(&mut self, now: Time) {
         match self.helper {
             Helper::Idle | Helper::HeadStart | Helper::Knocking => return,
@@ -109,12 +109,12 @@ impl Actor {
             Helper::Parked => self.engine.towards(Goal::Arrival).rouse(),
         }
         self.met.interrupted += 1;
-        // It goes on when the caller is gone.
+        // It continues when the caller has gone away.
         self.helper = if self.engine.left_undone().is_some() { Helper::HeadStart } else { Helper::Idle };
         self.helper_at = Some(now + 1);
     }
 
-    /// A turn of the thread.
+    /// Takes a turn of the thread.
     pub(super) fn help(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus, oracle: &mut Rc<Oracle>) -> Step<Next> {
         match self.helper {
             Helper::Idle => {}
@@ -159,7 +159,7 @@ impl Actor {
         Ok(self.pause(rng))
     }
 
-    /// Nothing is left to the thread, and a caller who stayed away until then has something to do again.
+    /// Ends the thread's work. A caller that stayed away until then has something to do again.
     fn rest(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus) {
         self.helper = Helper::Idle;
         self.caller_at.get_or_insert_with(|| now + rng.random_range(1..=self.habits.compute));

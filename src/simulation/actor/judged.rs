@@ -1,4 +1,4 @@
-//! What a rank does, before the eyes of the oracle.
+//! The steps of a rank, judged by the oracle.
 
 use std::rc::Rc;
 
@@ -12,17 +12,17 @@ use crate::simulation::coverage::operation;
 use crate::simulation::oracle::Oracle;
 
 impl Actor {
-    /// One operation of the driver; what landed by it is judged.
+    /// Does one operation of the driver, and judges what landed by it.
     pub(super) fn step(&mut self, now: Time, effort: Effort, oracle: &mut Rc<Oracle>) -> Step<bool> {
         self.drive(now, oracle, |engine| engine.step(now, effort))
     }
 
-    /// The same, as long as an arrival goes on.
+    /// As `step`, while an arrival is in progress.
     pub(super) fn advance(&mut self, now: Time, effort: Effort, oracle: &mut Rc<Oracle>) -> Step<bool> {
         self.drive(now, oracle, |engine| engine.advance(now, effort))
     }
 
-    /// The same by a poll of the caller.
+    /// As `step`, by a poll of the caller.
     pub(super) fn poll(&mut self, now: Time, oracle: &mut Rc<Oracle>) -> Step<Polled> {
         self.poll_towards(now, self.session.goal(), oracle)
     }
@@ -33,15 +33,15 @@ impl Actor {
         Ok(polled)
     }
 
-    /// Does one thing in place of the dead.
+    /// Does one step in place of dead ranks.
     pub(super) fn outlive(&mut self, now: Time, goal: Goal, oracle: &mut Rc<Oracle>) -> Step<Outlived> {
         let work = self.engine.towards(goal);
         self.heard.iter().for_each(|&dead| work.hear_of(dead));
-        // One step at a time, so that the others come in between.
+        // One step at a time, so that other ranks get turns in between.
         self.drive(now, oracle, |engine| engine.towards(goal).outlive(now))
     }
 
-    /// Does one thing with the engine.
+    /// Does one step with the engine.
     pub(super) fn drive<R>(
         &mut self,
         now: Time,
@@ -73,7 +73,7 @@ impl Actor {
         }
     }
 
-    /// Other ranks do not wait for a rank that has nothing handed in, so it may hold no claim.
+    /// Judges a claim. Other ranks do not wait for a rank that has nothing handed in, so it may hold no claim.
     fn judge_claim(&self, op: &Op) -> Step<()> {
         let claims = matches!(
             op,
@@ -91,13 +91,13 @@ impl Actor {
         }
     }
 
-    /// Whether a round that it holds reads as it did when it was first seen, wherever that was.
+    /// Judges that a round that it holds reads as it did when any rank first saw it.
     pub(super) fn judge_held(&self, round: u64, oracle: &Oracle) -> Step<()> {
         let (at, bytes) = self.session.place(round);
         Ok(oracle.holds(self.rank(), self.session.cut(round), self.memory.outcome(at, bytes))?)
     }
 
-    /// Whether those that it says are missing can be.
+    /// Judges that the ranks that it reports as missing can be missing.
     pub(super) fn judge_missing(&mut self) -> Step<()> {
         let rank = self.rank();
         let missing = self.pursue().missing().0;
@@ -107,7 +107,7 @@ impl Actor {
         }
     }
 
-    /// Whether it may give up, as one that had a hand in its round is dead.
+    /// Judges that it may give up, because a rank that took part in its round is dead.
     pub(super) fn judge_loss(&self) -> Step<()> {
         let machine = self.engine.machine();
         if machine.has_arrival() && !machine.is_served() && self.engine.driver().has_fired() {

@@ -1,4 +1,4 @@
-//! What an explorer keeps of a rank, and asks it.
+//! What an explorer stores of a rank, and asks about it.
 
 use std::hash::{Hash, Hasher};
 
@@ -8,7 +8,7 @@ use crate::collective::core::{Machine, Op, ProgramOp};
 use crate::collective::session::Session;
 use crate::fabric::sim::Net;
 
-/// Whose death a rank has to do with.
+/// The death that affects a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::internals::simulation) enum DeathOf {
     /// No other rank has died, and this one will not.
@@ -19,7 +19,7 @@ pub(in crate::internals::simulation) enum DeathOf {
     Other,
 }
 
-/// Everything about an actor that changes.
+/// Everything that changes about an actor.
 #[derive(Debug)]
 pub(in crate::internals::simulation) struct Saved {
     machine: Machine,
@@ -38,7 +38,7 @@ impl Actor {
     pub(in crate::internals::simulation) fn fingerprint(&self, state: &mut impl Hasher) {
         let Actor { engine, session, doing, helper, made, judged, dropped, heard, .. } = self;
         if self.is_gone() {
-            // It makes no step any more, and no rank reads what it knew.
+            // It makes no further step, and no rank reads what it knew.
             return doing.hash(state);
         }
         engine.machine().fingerprint(state);
@@ -69,8 +69,8 @@ impl Actor {
         self.heard.clone_from(&saved.heard);
     }
 
-    /// Whether its next step concerns no other rank: it writes only what no rank reads before a later step says so, and
-    /// reads only what no rank changes.
+    /// Returns whether its next step concerns no other rank: it writes only what no rank reads before a later step
+    /// announces it, and reads only what no rank changes.
     pub(in crate::internals::simulation) fn next_is_local(&self, death: DeathOf, net: &Net) -> bool {
         let machine = self.engine.machine();
         match machine.peek_op() {
@@ -79,26 +79,26 @@ impl Actor {
             Some(op @ (Op::Program(ProgramOp::Run(_)) | Op::Combine { round: Some(_), .. })) => {
                 !self.engine.driver().is_announced(op)
             }
-            // A rank that begins to wait for this later looks at what it announces.
+            // A rank that begins to wait for this later polls what it announces.
             Some(Op::Wake { interest, .. }) => !net.is_awaited(*interest as u32),
-            // What a claim holds besides its round is looked at only when its owner is dead.
+            // What a claim holds besides its round is read only when its owner is dead.
             Some(Op::Store { cell, .. }) => death != DeathOf::This && machine.is_claim(*cell),
             Some(_) => false,
             // A rank that hears of a death gives up, and it may hear of one first.
             None if self.doing == Doing::Computing => death != DeathOf::Other || self.has_heard(),
-            // A rank that was woken only takes note of that.
+            // A rank that was woken only records that.
             None => matches!(self.doing, Doing::Parked { .. }) && !net.is_waiting(self.rank() as usize),
         }
     }
 
-    /// Whether its next step may depend on a death that it has heard of. Before any other step it need not hear of one:
-    /// hearing of it after that step leads to the same state.
+    /// Returns whether its next step may depend on a death that it has heard of. Before any other step it need not hear
+    /// of one: hearing of it after that step leads to the same state.
     pub(in crate::internals::simulation) fn heeds_deaths(&self) -> bool {
         let looks = !matches!(self.doing, Doing::Holding { .. } | Doing::Releasing | Doing::Filling { .. });
         self.habits.thread || (looks && self.engine.machine().peek_op().is_none())
     }
 
-    /// Cells of claims that have no meaning any more: everything that was claimed has happened.
+    /// Returns the cells of claims without meaning: everything that was claimed has happened.
     pub(in crate::internals::simulation) fn spent_claims(&self, cells: impl Fn(usize) -> u64) -> Vec<usize> {
         self.engine.machine().spent_claims(&cells)
     }

@@ -56,15 +56,15 @@ impl Actor {
         self.memory.contribution::<u8>(at, bytes)[from..].copy_from_slice(&whole[from..]);
     }
 
-    /// Begins to write the next contribution, as if it came from a long computation: the second half is not yet what it
-    /// hands in, and no rank should ever read it.
+    /// Begins to write the next contribution, as if it came from a long computation. The second half is not yet what it
+    /// hands in, and no rank must ever read it.
     pub(super) fn begin(&mut self, oracle: &Oracle) {
         self.write(0, oracle);
         let (at, bytes) = self.session.contribution();
         self.memory.contribution::<u8>(at, bytes)[bytes / 2..].fill(0x5A);
     }
 
-    /// Fills a piece of what was handed in last.
+    /// Fills a piece of the last contribution that was handed in.
     pub(super) fn fill(&mut self, buffer: u32, piece: u64, oracle: &Oracle) {
         let plan = self.engine.machine().plan();
         let missing = plan.pieces() - piece - 1;

@@ -1,4 +1,4 @@
-"""Partial collectives: the first process to arrive triggers, late ones are carried, nothing is lost.
+"""Partial collectives: the first process to arrive triggers, late processes are carried, nothing is lost.
 
 >>> import earlybird
 >>> with earlybird.World() as world:
@@ -9,10 +9,14 @@
 ...             print(outcome.round, outcome.data)
 1 [0. 0. 0. 0.]
 
-Arrays are registered memory, written and read in place. That of a contribution is read-only from ``arrive`` on. Those of
-outcomes must be gone before the next ``contribution`` or ``arrive``, which gives their memory away: copy what you keep.
+Arrays are registered memory, written and read in place. The array of a contribution is read-only from ``arrive`` on.
+Drop the arrays of outcomes before the next ``contribution`` or ``arrive``, which reuses their memory; copy what you
+keep.
 
-A :class:`World` also has synchronous collectives, from ``all_gather`` to ``all_to_all``, and messages. They take any arrays.
+A :class:`World` also has synchronous collectives, from ``all_gather`` to ``all_to_all``, and messages. They take any
+arrays.
+
+A ``timeout`` is in seconds; ``None`` sets no limit.
 """
 
 from __future__ import annotations

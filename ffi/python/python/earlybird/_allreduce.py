@@ -15,12 +15,12 @@ from ._errors import UsageError, reason
 
 
 class Entry(NamedTuple):
-    """What a rank has in a round."""
+    """A rank's part in a round."""
 
     rank: int
     part: Literal["carried", "fresh", "leaving"]
     age: int
-    """How many rounds late it is."""
+    """The number of rounds that it is late."""
     weight: int
 
 
@@ -30,7 +30,7 @@ class _Round:
     __slots__ = ("_cut", "_of", "round")
 
     round: int
-    """Counted from 1."""
+    """The round's number, counted from 1."""
 
     def __init__(self, of: Any, round: int) -> None:
         self._of = of
@@ -45,22 +45,22 @@ class _Round:
 
     @property
     def entries(self) -> list[Entry]:
-        """The contributions in it, and the ranks that leave, in the order of reduction."""
+        """The contributions of the round and the ranks that leave in it, in the order of reduction."""
         return self._read_cut()[1]
 
     @property
     def initiator(self) -> int | None:
-        """The rank that closed the round; none in a synchronous one."""
+        """The rank that closed the round; ``None`` in a synchronous round."""
         return self._read_cut()[0]
 
     @property
     def fresh(self) -> list[int]:
-        """Ranks whose contribution entered the round that it was made for."""
+        """The ranks whose contribution entered the round that it was made for."""
         return [entry.rank for entry in self.entries if entry.part == "fresh"]
 
     @property
     def carried(self) -> list[int]:
-        """Ranks whose contribution was late."""
+        """The ranks whose contribution was late."""
         return [entry.rank for entry in self.entries if entry.part == "carried"]
 
     def __repr__(self) -> str:
@@ -68,7 +68,7 @@ class _Round:
 
 
 class Outcome(_Round):
-    """The outcome of one round: data, round and cut. Valid until its allreduce goes on."""
+    """The outcome of one round: data, round and cut. Valid until a later call of its allreduce releases it."""
 
     __slots__ = ()
 
@@ -80,26 +80,26 @@ class Outcome(_Round):
         return array_of(self._of._outcome(self.round), self._of.dtype)
 
     def tensors(self) -> list[Array]:
-        """The same, tensor by tensor."""
+        """Returns the reduced elements as one array for each tensor, read in place."""
         return self._of._split(self.data)
 
 
 class _Handle:
-    """What the handles of collectives have in common."""
+    """The common methods of the handles of collectives."""
 
     _dtype_of_arrays: np.dtype[Any] | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of arrays; for ``bf16`` that of its bits."""
+        """The NumPy type of the arrays; for ``bf16`` the 16-bit integer type that holds its bits."""
         if self._dtype_of_arrays is None:
             self._dtype_of_arrays = DTYPES[self._dtype]
         return self._dtype_of_arrays
 
     def finish(self, timeout: float | None = None) -> None:
-        """Leaves in good order: what is carried enters a round, and no other rank counts on this one.
+        """Leaves in good order: what is carried enters a round, and no other rank depends on this one afterwards.
 
-        Outcomes that were not taken are dropped; ``leave`` gives them.
+        Drops outcomes that were not taken; ``leave`` returns them.
         """
         self._finish(timeout)
 
@@ -124,10 +124,10 @@ class _Handle:
 
 
 class Allreduce(_earlybird.Allreduce, _Handle):
-    """A persistent partial allreduce: *contribution, arrive, wait*, round after round, and *finish*.
+    """A persistent partial allreduce: *contribution, arrive, wait*, round after round, and then *finish*.
 
-    One thread at a time may use it. Leaving a ``with`` block finishes it; an exception in the block aborts the job instead,
-    because the others would wait for this rank.
+    One thread at a time may use it. Leaving a ``with`` block finishes it. An exception in the block aborts the job
+    instead, because the others would wait for this rank.
     """
 
     _open: Array | None = None
@@ -138,37 +138,40 @@ class Allreduce(_earlybird.Allreduce, _Handle):
         return np.split(array, ends[:-1]) if len(ends) else []
 
     def contribution(self) -> Array:
-        """The memory of the next contribution, with the content of an earlier one. Written in place until ``arrive``."""
+        """Returns the memory of the next contribution, with the content of an earlier one. Write it in place before
+        ``arrive``.
+        """
         if self._open is None:
             self._open = array_of(self._contribution(), self.dtype)
         return self._open
 
     def tensors(self) -> list[Array]:
-        """The contribution, tensor by tensor."""
+        """Returns the contribution as one array for each tensor."""
         return self._split(self.contribution())
 
     def arrive(self) -> None:
-        """Hands the contribution in and returns at once. The array that ``contribution`` gave is read-only from here on."""
+        """Hands in the contribution and returns at once. The array from ``contribution`` is read-only from here on."""
         self._arrive()
         if self._open is not None:
             self._open.flags.writeable = False
             self._open = None
 
     def wait(self, timeout: float | None = None) -> list[Outcome]:
-        """Waits for the outcome of the last arrival: it, and all that were missed, oldest first. Ctrl-C ends the wait.
+        """Waits for the outcome of the last arrival. Returns it with all outcomes that this rank missed, oldest first.
+        Ctrl-C ends the wait.
 
-        After :class:`Timeout` nothing is lost: call again to go on.
+        After :class:`Timeout` nothing is lost: call again to continue.
         """
         first, last = self._wait(timeout)
         return [Outcome(self, round) for round in range(first, last + 1)]
 
     def try_wait(self) -> list[Outcome] | None:
-        """As ``wait`` without waiting: none if the outcome is not there yet."""
+        """As ``wait``, without blocking: returns ``None`` if the outcome is not available yet."""
         rounds = self._try_wait()
         return None if rounds is None else [Outcome(self, round) for round in range(rounds[0], rounds[1] + 1)]
 
     async def outcomes(self) -> list[Outcome]:
-        """As ``wait`` for asyncio, whose loop runs other tasks meanwhile. It needs the executor ``"thread"``."""
+        """As ``wait``, for asyncio: the loop runs other tasks meanwhile. It needs the executor ``"thread"``."""
         if self._is_awaited:
             raise UsageError("another task waits for these outcomes")
         loop = asyncio.get_running_loop()
@@ -185,12 +188,13 @@ class Allreduce(_earlybird.Allreduce, _Handle):
         return taken
 
     def leave(self, timeout: float | None = None) -> Iterator[Outcome]:
-        """Leaves as ``finish`` does, and gives the outcomes that were not taken, oldest first: with them this rank has all that
-        it contributed.
+        """Leaves like ``finish``, and yields the outcomes that were not taken, oldest first. With them, this rank has
+        all that it contributed.
 
-        Other ranks may wait until the loop over them ends. Do not keep arrays of an outcome. ``timeout`` is for each outcome.
-        After :class:`Timeout`, or a loop that was left early, call ``leave`` or ``finish`` again. To wait until all have left, call
-        ``World.barrier`` after it, with a timeout for as long as others may go on.
+        Other ranks may wait until the loop over the outcomes ends. Do not keep arrays of an outcome. ``timeout``
+        applies to each outcome. After :class:`Timeout`, or after leaving the loop early, call ``leave`` or ``finish``
+        again. To wait until all ranks have left, call ``World.barrier`` afterwards, with a timeout that covers the
+        time for which other ranks may continue.
         """
         while (rounds := self._leave(timeout)) is not None:
             for round in range(rounds[0], rounds[1] + 1):

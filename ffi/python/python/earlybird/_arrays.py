@@ -1,4 +1,4 @@
-"""Arrays that programs bring along: NumPy's, and those of others."""
+"""The arrays of programs: NumPy arrays and others."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from ._dtypes import DTYPES, Array, dtype_name
 from ._errors import UsageError
 
 Given = Any
-"""A NumPy array, or what has the buffer protocol or DLPack: jax's and torch's on the host, ``array.array``, ctypes, bytes."""
+"""A NumPy array, or an object with the buffer protocol or DLPack: jax and torch arrays on the host, ``array.array``,
+ctypes, bytes.
+"""
 
 
 def view(given: Given) -> Array:
-    """The same memory as a NumPy array."""
+    """Returns the same memory as a NumPy array."""
     if isinstance(given, np.ndarray):
         return given
     if hasattr(given, "__dlpack__"):
@@ -33,14 +35,15 @@ def view(given: Given) -> Array:
 
 
 def source(given: Given) -> Array:
-    """An array that is only read, with its elements one behind the other: a copy where they are not."""
+    """Returns an array for reading, whose elements are contiguous: a copy if the elements of ``given`` are not."""
     return np.asarray(view(given), order="C")
 
 
 @contextlib.contextmanager
 def written(given: Given) -> Iterator[Array]:
-    """An array that is read and written, with its elements one behind the other: where they are not, a copy that is copied
-    back."""
+    """Lends an array for reading and writing, whose elements are contiguous. If the elements of ``given`` are not, it
+    is a copy, which is copied back.
+    """
     array = view(given)
     if not array.flags.writeable:
         raise UsageError(f"this {type(given).__name__} may only be read, and the call writes to it")
@@ -66,14 +69,14 @@ def rows(array: Array, count: int) -> Array:
 
 
 def kinds(array: Array, dtype: str | None, reduce: str) -> tuple[str, str]:
-    """An element type and a reduction."""
+    """Returns the name of the element type, and the reduction."""
     name = dtype_name(array.dtype if dtype is None else dtype)
-    # NumPy has no such type, and ml_dtypes adds one.
+    # NumPy has no bfloat16; ml_dtypes adds one.
     if DTYPES[name] != array.dtype and not (name == "bf16" and array.dtype.name == "bfloat16"):
         raise UsageError(f"an array of {array.dtype} has no elements of {name}")
     return name, reduce
 
 
 def data(array: Array) -> memoryview:
-    """The memory of an array whose elements lie one behind the other."""
+    """Returns the memory of an array with contiguous elements."""
     return array.reshape(-1).view(np.uint8).data

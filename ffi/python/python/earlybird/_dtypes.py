@@ -1,4 +1,4 @@
-"""Element types, and arrays of memory that is lent."""
+"""Element types, and arrays over memory that is lent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "f32": np.dtype(np.float32),
     "f64": np.dtype(np.float64),
     "f16": np.dtype(np.float16),
-    # NumPy has no such type: these are its bits.
+    # NumPy has no bfloat16: these are its bits.
     "bf16": np.dtype(np.uint16),
     "i32": np.dtype(np.int32),
     "i64": np.dtype(np.int64),
@@ -31,23 +31,24 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 def numpy_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """The type of arrays, from the library's name of an element type or from what NumPy takes for one."""
+    """Returns the NumPy type, from the library's name of an element type or from anything that NumPy takes for a type.
+    """
     if isinstance(dtype, str):
         if dtype in DTYPES:
             return DTYPES[dtype]
-        # NumPy counts bytes, and the library bits: "u2" would be a type of 16 bits.
+        # NumPy counts bytes, and the library counts bits: as "u2" NumPy would accept a type of 16 bits.
         if re.fullmatch(r"[a-z]+[0-9]+", dtype) and not hasattr(np, dtype):
             raise ConfigError(f"dtype: {dtype} is none of {', '.join(DTYPES)}, and no name such as float32")
     return np.dtype(dtype)
 
 
 def dtype_name(dtype: npt.DTypeLike) -> str:
-    """The library's name of an element type, from that name or from what NumPy takes for one."""
+    """Returns the library's name of an element type, from that name or from anything that NumPy takes for a type."""
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
     wanted = numpy_dtype(dtype)
     if wanted.name == "bfloat16":
-        # That of ml_dtypes.
+        # The bfloat16 of ml_dtypes.
         return "bf16"
     for name, known in DTYPES.items():
         if known == wanted and name != "bf16":
@@ -56,5 +57,5 @@ def dtype_name(dtype: npt.DTypeLike) -> str:
 
 
 def array_of(memory: _earlybird.Memory, dtype: np.dtype[Any]) -> Array:
-    """The memory itself. The array keeps its loan."""
+    """Returns an array over the memory itself. The array keeps the loan alive."""
     return np.frombuffer(memoryview(memory), dtype=dtype)

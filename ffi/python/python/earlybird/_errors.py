@@ -1,4 +1,4 @@
-"""What can go wrong. Every error says in one line what failed, on which rank, why, and what to do."""
+"""The errors of the library. Each says in one line what failed, on which rank, why, and what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 def reason(error: BaseException | None) -> str:
-    """What an exception says, for ranks that did not see it."""
+    """Returns what an exception says, for ranks that did not see it."""
     return f"{type(error).__name__}: {error}"
 
 
@@ -17,11 +17,11 @@ class Error(RuntimeError):
     rank: int | None = None
     """The rank that reports."""
     peer: int | None = None
-    """The rank that the failure concerns: the dead one, the first that is missing, the one that aborted."""
+    """The other rank that the failure concerns: the dead rank, the first missing rank, or the rank that aborted."""
 
 
 class Timeout(Error, TimeoutError):
-    """The time was over. After ``wait`` and ``finish`` nothing is lost: call again to go on."""
+    """The deadline passed. After ``wait`` and ``finish`` nothing is lost: call again to continue."""
 
 
 class PeerDied(Error, ConnectionError):
@@ -45,15 +45,15 @@ class TransportError(Error, ConnectionError):
 
 
 class JoinError(Error, ConnectionError):
-    """The world could not be set up: a rank did not come, or told something else."""
+    """The world could not be set up: a rank did not come, or passed other values."""
 
 
 class OutOfMemory(Error, MemoryError):
-    """Less memory than is needed, or than may be locked."""
+    """The call needs more memory than is available, or than this process may lock."""
 
 
 class SystemFailure(Error, OSError):
-    """The operating system refused."""
+    """The operating system returned an error."""
 
 
 class ConfigError(Error, ValueError):
@@ -65,14 +65,14 @@ class UsageError(Error):
 
 
 class Failure:
-    """The error after which every call of a world fails, once there was one."""
+    """The error after which every call of a world fails, once it has occurred."""
 
     def __init__(self) -> None:
         self._error: Error | None = None
 
     @contextlib.contextmanager
     def noted(self, *also: type[Error]) -> Iterator[None]:
-        """Notes such an error of the calls within, or one of these kinds."""
+        """Records such an error of the calls within, or an error of one of these kinds."""
         kinds: tuple[type[Error], ...] = (PeerDied, PeerLeft, Aborted, TransportError, *also)
         try:
             yield
@@ -81,6 +81,6 @@ class Failure:
             raise
 
     def check(self) -> None:
-        """Fails with the same error again: what comes after it has no other cause."""
+        """Raises the recorded error again: later errors have the same cause."""
         if self._error is not None:
             raise self._error

@@ -1,4 +1,4 @@
-"""The library's messages in Python's ``logging``, as those of the logger ``earlybird``."""
+"""Passes the library's messages to Python's ``logging``, as messages of the logger ``earlybird``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _PROCESS = os.getpid()
 
 
 def start() -> None:
-    """Begins to pass messages on, once: those of the level of the logger now, or of ``EARLYBIRD_LOG`` if that is set."""
+    """Starts to pass messages on, once. It passes those of the logger's level, or of ``EARLYBIRD_LOG`` if that is set.
+    """
     global _THREAD
     with _LOCK:
         if _THREAD is not None:
@@ -34,11 +35,11 @@ def start() -> None:
 
 
 def _pass_on(is_asked_for: bool) -> None:
-    # Who asks for messages by the environment sees them, also where the program has no handlers.
+    # A user who asks for messages in the environment gets them, even if the program has no handlers.
     own = logging.StreamHandler()
     while (message := _earlybird.next_message()) is not None:
         level, text = message
-        # A filter of the program may raise: the messages that follow are passed on all the same.
+        # A filter of the program may raise. Later messages are passed on nevertheless.
         with contextlib.suppress(Exception):
             if is_asked_for and not _LOGGER.hasHandlers():
                 own.handle(_LOGGER.makeRecord(_LOGGER.name, level, "", 0, text, (), None))
@@ -46,10 +47,10 @@ def _pass_on(is_asked_for: bool) -> None:
                 _LOGGER.log(level, text)
 
 
-# Registered before what aborts the worlds of a program that fails, and so called after it.
+# Registered before the function that aborts the worlds of a failing program, and so called after it.
 @atexit.register
 def _end() -> None:
-    # A forked child has no such thread.
+    # A forked child does not have this thread.
     if _THREAD is not None and os.getpid() == _PROCESS:
         _earlybird.end_log()
         _THREAD.join(timeout=5)

@@ -24,7 +24,7 @@ from ._earlybird import collectives
 from ._errors import UsageError, reason
 
 
-# Worlds that were not closed.
+# The worlds that were not closed.
 _OPEN: weakref.WeakSet[World] = weakref.WeakSet()
 
 
@@ -38,12 +38,12 @@ def _end() -> None:
 
 
 class Copies(NamedTuple):
-    """Bytes of the caller's data that synchronous collectives have copied."""
+    """The bytes of callers' data that synchronous collectives have copied."""
 
     into_boards: int
-    """Into the memory that other ranks read."""
+    """Copied into memory that other ranks read."""
     out_of_boards: int
-    """Out of that memory, which may be another rank's."""
+    """Copied out of such memory, which may be another rank's."""
 
 
 def _whole(name: str, given: SupportsIndex, least: int, most: int) -> int:
@@ -57,18 +57,18 @@ def _whole(name: str, given: SupportsIndex, least: int, most: int) -> int:
 
 
 def _texts(choices: Mapping[str, str | int]) -> list[tuple[str, str]]:
-    # The preset first: the others change it.
+    # The preset comes first, because the other choices change it.
     return sorted(((name, str(value)) for name, value in choices.items()), key=lambda choice: choice[0] != "preset")
 
 
 class World(_earlybird.World):
-    """The processes of a job, as one of them sees them: rank and size come from the launcher's environment.
+    """The processes of a job, as one of them sees them. Rank and size come from the launcher's environment.
 
-    Threads may share it. A forked child gets an error from each call that needs other ranks. A program that ends by an
-    exception while a world is open aborts the job, as an exception in a ``with`` block does.
+    Threads may share it. In a forked child, each call that needs other ranks raises an error. A program that ends by
+    an exception while a world is open aborts the job, and so does an exception in a ``with`` block.
 
-    ``World(fabric="shm", provider=..., secret=..., hw_config=..., deadline=...)`` says what the environment does not. A rank
-    makes a new world after one that failed.
+    ``World(fabric="shm", provider=..., secret=..., hw_config=..., deadline=...)`` sets what the environment does not.
+    After a failure, a rank must make a new world.
     """
 
     def __new__(cls, **choices: Any) -> Self:
@@ -81,25 +81,25 @@ class World(_earlybird.World):
 
     @classmethod
     def from_env(cls, **choices: Any) -> World:
-        """The same as ``World()``."""
+        """Same as ``World()``."""
         return cls(**choices)
 
     @classmethod
     def join(cls, rank: int, size: int, store: str, **choices: Any) -> World:
         """Joins a world of ``size`` ranks as ``rank``, whatever the environment says.
 
-        All ranks name the same store, a new one for each world: ``unix:NAME`` on one machine, or ``tcp:HOST:PORT`` with a
-        free port on the host of rank 0.
+        All ranks pass the same store, and a new one for each world: ``unix:NAME`` on one machine, or ``tcp:HOST:PORT``
+        with a free port on the host of rank 0.
         """
         return cls(place=(rank, size, store), **choices)
 
     def split(self, color: int, key: int = 0) -> World:
-        """A world of the ranks that pass the same ``color``. Their ranks there ascend with ``key``; of the same key, with their
-        ranks here.
+        """Creates a world of the ranks that pass the same ``color``. Their ranks there ascend with ``key``; ranks with
+        the same key keep their order here.
 
-        All ranks make this call, and each gets the world of its own color: a rank that needs none passes a color that no other
-        passes. The ranks meet through this world, so they need no store. The new world outlives this one. It is over shared
-        memory where all its ranks are on one machine and the fabric was not chosen otherwise.
+        All ranks make this call, and each gets the world of its own color. A rank that needs no new world passes a
+        color that no other rank passes. The ranks meet through this world, so they need no store. The new world
+        outlives this one. It uses shared memory if all its ranks are on one machine, unless another fabric was chosen.
         """
         return World(place=(self, _whole("color", color, 0, 2**32 - 1), _whole("key", key, -(2**31), 2**31 - 1)))
 
@@ -109,11 +109,11 @@ class World(_earlybird.World):
         dtype: npt.DTypeLike = "f32",
         timeout: float | None = None,
     ) -> Array:
-        """An array in memory that the other ranks read in place: ``all_reduce`` over it copies nothing.
+        """Creates an array in memory that the other ranks read in place: ``all_reduce`` over it copies nothing.
 
-        All ranks call this in the same order, with the same shape and type, and then reduce the same parts. Over a network,
-        and for a few KiB, a reduction copies all the same. ``copies`` counts. After a reduction that failed other ranks may
-        still read the array, so do not write it any more.
+        All ranks call this in the same order, with the same shape and type, and then reduce the same parts. Over a
+        network, and for a few KiB, a reduction still copies; :attr:`copies` counts it. After a failed reduction do not
+        write the array any more, because other ranks may still read it.
         """
         chosen = numpy_dtype(dtype)
         dimensions = list(map(operator.index, shape if isinstance(shape, Iterable) else [shape]))
@@ -124,21 +124,25 @@ class World(_earlybird.World):
 
     @property
     def copies(self) -> Copies:
-        """What the synchronous collectives of this rank have copied."""
+        """The bytes that the synchronous collectives of this rank have copied."""
         return Copies(*super().copies)
 
     def barrier(self, timeout: float | None = None) -> None:
-        """Waits until all ranks have called it."""
+        """Blocks until all ranks have called it."""
         collectives.barrier(self, timeout)
 
     def broadcast(self, array: Given, root: int = 0, timeout: float | None = None) -> Given:
-        """Copies an array of rank ``root`` to all ranks, in place. No other thread may use the array meanwhile."""
+        """Copies the array of rank ``root`` to all ranks, in place, and returns it. No other thread may use the array
+        meanwhile.
+        """
         with written(array) as own:
             collectives.broadcast(self, data(own), root, timeout)
         return array
 
     def all_gather(self, array: Given, out: Given = None, timeout: float | None = None) -> Given:
-        """Gives the array of every rank to every rank: one more dimension, the ranks, comes first."""
+        """Gives the array of every rank to every rank. The result has one more dimension, which comes first: the
+        ranks.
+        """
         own = source(array)
         out = np.empty((self.size, *own.shape), own.dtype) if out is None else out
         with written(result(out, own, self.size * own.size)) as all:
@@ -146,7 +150,7 @@ class World(_earlybird.World):
         return out
 
     def gather(self, array: Given, root: int = 0, out: Given = None, timeout: float | None = None) -> Given:
-        """Gives the array of every rank to rank ``root``; the others get nothing."""
+        """Gives the array of every rank to rank ``root``, as ``all_gather`` does; the other ranks get ``None``."""
         own = source(array)
         if self.rank != root:
             collectives.gather(self, data(own), None, root, timeout)
@@ -157,7 +161,7 @@ class World(_earlybird.World):
         return out
 
     def scatter(self, out: Given, array: Given = None, root: int = 0, timeout: float | None = None) -> Given:
-        """Gives each rank its part of the array of rank ``root``, whose first dimension is the ranks."""
+        """Gives each rank its part of the array of rank ``root``. The first dimension of that array is the ranks."""
         all = None if array is None else rows(source(array), self.size)
         if all is not None:
             result(out, all, all.size // self.size)
@@ -166,9 +170,9 @@ class World(_earlybird.World):
         return out
 
     def all_to_all(self, array: Given, out: Given = None, timeout: float | None = None) -> Given:
-        """Gives row i of each rank's array to rank i, which has them in the order of ranks.
+        """Gives row i of each rank's array to rank i, which gets the rows in the order of the ranks that sent them.
 
-        Where an array has more rows than there are ranks, each rank gets as many of them, one after the other.
+        If an array has a multiple of ``size`` rows, each rank gets an equal number of consecutive rows.
         """
         all = rows(source(array), self.size)
         out = np.empty_like(all) if out is None else out
@@ -184,7 +188,9 @@ class World(_earlybird.World):
         out_lengths: Sequence[int],
         timeout: float | None = None,
     ) -> Given:
-        """As ``all_to_all`` with any lengths: so many rows of the array go to each rank, and so many of ``out`` come."""
+        """As ``all_to_all`` with any lengths: ``lengths[i]`` rows of the array go to rank i, which sends
+        ``out_lengths[i]``.
+        """
         all = source(array)
         size = all.itemsize * int(np.prod(all.shape[1:], dtype=np.int64))
         scaled = ([length * size for length in lengths], [length * size for length in out_lengths])
@@ -195,11 +201,12 @@ class World(_earlybird.World):
     def all_reduce(
         self, array: Given, reduce: str = "sum", timeout: float | None = None, *, dtype: str | None = None
     ) -> Given:
-        """Reduces the arrays of all ranks, element by element, in place: ``sum``, ``min``, ``max``, ``prod`` or ``mean``.
+        """Reduces the arrays of all ranks, element by element, in place: ``sum``, ``min``, ``max``, ``prod`` or
+        ``mean``.
 
-        For a reduction that is made again and again, ``allreduce`` is faster: it reads and writes in place. So does this one
-        if the array is of :meth:`empty`, or a part of such an array: the same on all ranks. ``dtype="bf16"`` says that an
-        array of 16-bit integers has the bits of such elements.
+        For a repeated reduction ``allreduce`` is faster, because it reads and writes in place. This call does so, too,
+        if the array comes from :meth:`empty`, or is a part of such an array, the same on all ranks. ``dtype="bf16"``
+        declares that an array of 16-bit integers holds the bits of bfloat16 elements.
         """
         with written(array) as own:
             collectives.all_reduce(self, data(own), kinds(own, dtype, reduce), timeout)
@@ -215,7 +222,9 @@ class World(_earlybird.World):
         *,
         dtype: str | None = None,
     ) -> Given:
-        """As ``all_reduce``, for rank ``root``; the others get nothing, and no array changes."""
+        """As ``all_reduce``, but only rank ``root`` gets the result, in ``out``; the others get ``None``. ``array`` is
+        unchanged.
+        """
         own = source(array)
         chosen = kinds(own, dtype, reduce)
         if self.rank != root:
@@ -235,7 +244,7 @@ class World(_earlybird.World):
         *,
         dtype: str | None = None,
     ) -> Given:
-        """Reduces the arrays of all ranks, and gives row i of the result to rank i."""
+        """Reduces the arrays of all ranks, element by element, and gives row i of the result to rank i."""
         all = rows(source(array), self.size)
         chosen = kinds(all, dtype, reduce)
         out = np.empty(all.shape[1:], all.dtype) if out is None else out
@@ -244,16 +253,18 @@ class World(_earlybird.World):
         return out
 
     def send(self, array: Given, to: int, tag: int = 0, timeout: float | None = None) -> None:
-        """Sends an array to another rank. The first message of a world waits for that of all other ranks."""
+        """Sends an array to another rank. The first message of a world waits for the first message of all other ranks.
+        """
         collectives.send(self, data(source(array)), to, tag, timeout)
 
     def receive(self, out: Given, source: int | None = None, tag: int = 0, timeout: float | None = None) -> int:
-        """Receives an array of another rank, or of any; returns that rank."""
+        """Receives an array from rank ``source``, or from any rank if it is ``None``. Returns the rank that sent it.
+        """
         with written(out) as own:
             return collectives.receive(self, data(own), source, tag, timeout)
 
     def open_messages(self, timeout: float | None = None) -> None:
-        """Prepares messages, on all ranks at once."""
+        """Prepares messages; all ranks must call it. Returns when all have done so."""
         collectives.open_messages(self, timeout)
 
     @overload
@@ -287,14 +298,16 @@ class World(_earlybird.World):
         buckets: str | int | None = None,
         **choices: str | int,
     ) -> Allreduce | BucketedAllreduce:
-        """Begins a collective over tensors of these lengths. All ranks make the same choices.
+        """Creates a collective over tensors of these lengths. All ranks make the same choices.
 
-        Choices are those of the command line: ``fire="quorum=5"``, ``grace="50us"``, ``absent="carry"``, ``reduce="max"``,
-        ``scale="contributions"``, ``group="butterfly=8"``, ``preset="wagma"``, ``mover="cut"``, ``executor="thread"``,
-        ``depth=8``. ``model`` is what all ranks begin with, if contributions are updates of a model.
+        Choices are those of the command line: ``fire="quorum=5"``, ``grace="50us"``, ``absent="carry"``,
+        ``reduce="max"``, ``scale="contributions"``, ``group="butterfly=8"``, ``preset="wagma"``, ``mover="cut"``,
+        ``executor="thread"``, ``depth=8``. Pass ``model`` if contributions are updates of a model: it is the model
+        with which all ranks begin.
 
-        With ``buckets`` tensors are handed in as they become ready, and those of a bucket share a message: ``"each"``,
-        ``"one"``, ``"25M"`` for buckets that are handed in when they have at least 25 MiB, or ``"measured"``.
+        With ``buckets`` tensors are handed in as they become ready, and the tensors of a bucket share a message.
+        Values are ``"each"``, ``"one"``, ``"measured"``, or a size: ``"25M"`` hands a bucket in when it has at least
+        25 MiB.
         """
         chosen = map(operator.index, lengths if isinstance(lengths, Iterable) else [lengths])
         name = dtype_name(dtype)
@@ -310,7 +323,8 @@ class World(_earlybird.World):
     def check_choices(
         self, *, dtype: npt.DTypeLike = "f32", buckets: str | int | None = None, **choices: str | int
     ) -> None:
-        """Raises what :meth:`allreduce` would raise for such choices. Other ranks take no part."""
+        """Raises the error that :meth:`allreduce` would raise for such choices on this rank. Other ranks take no part.
+        """
         if buckets is not None:
             BucketedAllreduce._check(str(buckets))
         Allreduce._check(self, [1], dtype_name(dtype), _texts(choices))

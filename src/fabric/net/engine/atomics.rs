@@ -1,4 +1,4 @@
-//! Atomics as messages: the target's processor answers. `cells.rs` has those of devices.
+//! Atomics as messages, which the target's processor answers. `cells.rs` has the atomics of devices.
 
 use super::{Content, Data, Location, NetEngine, Outgoing, Wire};
 use crate::fabric::Atomic;
@@ -12,7 +12,7 @@ struct PendingAtomic {
     token: u64,
 }
 
-/// What this rank has asked of its peers.
+/// The atomics that this rank has asked of its peers.
 #[derive(Debug, Default)]
 pub(super) struct SoftwareAtomics {
     pending: Vec<PendingAtomic>,
@@ -20,12 +20,12 @@ pub(super) struct SoftwareAtomics {
 }
 
 impl SoftwareAtomics {
-    /// Whether a peer's answer is pending.
+    /// Returns whether a peer's answer is pending.
     pub(super) fn wait_for(&self, peer: u32) -> bool {
         self.pending.iter().any(|atomic| atomic.peer == peer)
     }
 
-    /// Whether an answer in a channel is pending.
+    /// Returns whether an answer in a channel is pending.
     pub(super) fn are_in(&self, channel: u16) -> bool {
         self.pending.iter().any(|atomic| atomic.channel == channel)
     }
@@ -42,8 +42,7 @@ impl<W: Wire> NetEngine<W> {
         self.post(peer, Outgoing { channel, content, data: Data::None, token: None });
     }
 
-    /// Changes a cell for a peer and answers with its old value; `None` if the peer may not ask for
-    /// that.
+    /// Changes a cell for a peer and answers with its old value. `None` if the peer may not ask for that.
     pub(super) fn answer_atomic(
         &mut self,
         channel: u16,
@@ -58,7 +57,7 @@ impl<W: Wire> NetEngine<W> {
         Some(())
     }
 
-    /// A peer has answered.
+    /// Completes an atomic that a peer has answered.
     pub(super) fn complete_atomic(&mut self, id: u32, value: u64) {
         if let Some(index) = self.atomics.pending.iter().position(|atomic| atomic.id == id) {
             let PendingAtomic { channel, token, .. } = self.atomics.pending.swap_remove(index);
@@ -66,7 +65,7 @@ impl<W: Wire> NetEngine<W> {
         }
     }
 
-    /// A peer that has ended answers no more.
+    /// Breaks off the atomics of a peer that has ended and answers no more.
     pub(super) fn break_off_atomics(&mut self, peer: u32) {
         let (unanswered, pending): (Vec<_>, _) =
             std::mem::take(&mut self.atomics.pending).into_iter().partition(|it| it.peer == peer);

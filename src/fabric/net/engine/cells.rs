@@ -1,15 +1,15 @@
-//! Puts, signals and atomics that devices carry out: no processor of the target takes part.
+//! Puts, signals and atomics that devices carry out, without a processor of the target.
 //!
-//! A change of a cell goes to its home as an operation on memory, behind the data that it announces.
-//! Immediate data follows, which names the channel: it ends a wait there, and changes nothing else
-//! (`wakes.rs`). So a rank that is stopped misses nothing: it finds all changes in its memory.
+//! A change of a cell goes to its home as an operation on memory, after the data that it announces. Immediate data
+//! follows, which names the channel: it ends a wait there, and changes nothing else (`wakes.rs`). So a rank that is
+//! stopped misses nothing: it finds all changes in its memory.
 
 use super::{Act, CellChange, NetEngine, OnComplete, Registered, Transfer, Way, Wire};
 use crate::fabric::net::wire::Atomicity;
 use crate::fabric::{At, Atomic, Change, Posted, Signal, cell_behind};
 
 impl Change {
-    /// What a device does for it.
+    /// Returns what a device does for this change.
     fn by_device(self, in_order: bool) -> CellChange {
         match self {
             Change::Advance { to: value, .. } if in_order => CellChange::Set(value),
@@ -20,29 +20,30 @@ impl Change {
 }
 
 impl<W: Wire> NetEngine<W> {
-    /// Whether devices change the cells of peers.
+    /// Returns whether devices change the cells of peers.
     #[inline]
     pub(super) fn is_by_device(&self) -> bool {
         self.link.is_by_device()
     }
 
-    /// Bytes in front of a signal that goes to one cache line with its data, right behind it: then one write brings
-    /// both, where [writes are in order](Wire::writes_in_order), and no processor sees the signal without the data.
+    /// Returns the distance of a signal from the start of its data, if both lie in one cache line with the signal right
+    /// after the data. One write then brings both, where [writes are in order](Wire::writes_in_order), and no processor
+    /// sees the signal without the data.
     pub(super) fn in_one_write((to, len): (At, usize), cell: At, change: CellChange) -> Option<usize> {
         let follows = |&before: &usize| cell == At { offset: to.offset + before, ..to };
         let sets = matches!(change, CellChange::Set(_));
         cell_behind(to.offset, len).filter(|before| len > 0 && sets && follows(before))
     }
 
-    /// Whether this rank's processor may change a cell of its own: no peer changes it at the same time, or
-    /// not by a device.
+    /// Returns whether this rank's processor may change a cell of its own: no peer changes it at the same time, or none
+    /// by a device.
     pub(super) fn may_change_own(&self, channel: u16, at: At) -> bool {
         let own = self.channels[usize::from(channel)].own(at.region);
         let is_shared = own.is_some_and(|own| own.access().allows_writing());
         self.link.wire.atomicity() != Atomicity::Device || !is_shared
     }
 
-    /// Writes data to a peer, if there is some, and gives a signal, if there is one.
+    /// Writes data to a peer, if there is any, and gives a signal, if there is one.
     pub(super) fn put_by_device(
         &mut self,
         (channel, token, peer): (u16, u64, u32),
@@ -61,8 +62,8 @@ impl<W: Wire> NetEngine<W> {
         Posted::Pending
     }
 
-    /// Whether a signal would overtake some of its data, if it went right behind the last part. One that advances a cell
-    /// stays in order with others that do, and with its data, which then goes by one rail.
+    /// Returns whether a signal right after the last part would overtake some of its data. A signal that advances a
+    /// cell stays in order with others that do, and with its data, which then goes by one rail.
     fn overtakes(&self, len: usize, change: Change) -> bool {
         match W::IN_ORDER {
             true => self.link.rails(len) > 1 && !matches!(change, Change::Advance { .. }),
@@ -76,10 +77,10 @@ impl<W: Wire> NetEngine<W> {
         Act::Change { at, change: change.by_device(W::IN_ORDER), wake }
     }
 
-    /// All parts of a put have landed: gives its signal.
+    /// Gives the signal of a put whose parts have all landed.
     pub(super) fn change_behind(&mut self, (channel, token, peer): (u16, u64, u32), at: At, change: Change) {
         if self.peers[peer as usize].ended {
-            // The peer cannot see it any more.
+            // The peer can no longer see it.
             return self.channel(channel).complete(token, 0);
         }
         let act = self.change_with_wake(channel, peer, at, change);

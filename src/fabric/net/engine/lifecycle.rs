@@ -29,7 +29,7 @@ impl<W: Wire> NetEngine<W> {
         self.channel(0).wake();
     }
 
-    /// Ranks whose bytes for an exchange have not come.
+    /// Returns the ranks whose bytes for an exchange have not come.
     pub(in crate::internals::fabric::net) fn not_gathered(&self, turn: u64) -> Vec<u32> {
         let given = self.gathered.get(&turn);
         let lacks = |rank: &u32| given.is_none_or(|given| given[*rank as usize].is_none());
@@ -41,8 +41,8 @@ impl<W: Wire> NetEngine<W> {
         self.gathered.remove(&turn).into_iter().flatten().map(Option::unwrap_or_default).collect()
     }
 
-    /// All ranks have told which connections are theirs: others are cut, and none can be made any more. So no process but the
-    /// ranks hears what this rank sends from now on.
+    /// Cuts all connections but those that the ranks have told each other, and allows no further ones. So from now on
+    /// no process but the ranks hears what this rank sends.
     ///
     /// # Errors
     /// Ranks to which another process may hear what is sent.
@@ -55,24 +55,24 @@ impl<W: Wire> NetEngine<W> {
         Ok(())
     }
 
-    /// All ranks have kept strangers out.
+    /// Ends joining: all ranks have kept strangers out.
     pub(in crate::internals::fabric::net) fn end_joining(&mut self) {
         self.joining_turns = 0;
     }
 
-    /// An operation did not reach a peer.
+    /// Suspects a peer that an operation did not reach.
     pub(super) fn suspect_unreachable(&mut self, peer: u32, how: &str) {
         self.suspect(peer, Evidence::Unreachable(format!("{}: {how}", W::LIBRARY)));
     }
 
-    /// Learns what the device reports by itself.
+    /// Takes the trouble that the device reports by itself.
     pub(in crate::internals::fabric::net) fn look_at_device(&mut self) {
         while let Some(trouble) = self.link.wire.trouble() {
             self.take_trouble(trouble);
         }
     }
 
-    /// A connection or the whole device has failed.
+    /// Takes the failure of a connection or of the whole device.
     pub(in crate::internals::fabric) fn take_trouble(&mut self, Trouble { peer, reason }: Trouble) {
         match peer {
             Some(peer) => self.suspect_unreachable(peer, &reason),
@@ -83,8 +83,7 @@ impl<W: Wire> NetEngine<W> {
         }
     }
 
-    /// Suspects that a peer has ended. What it sent before, and what others say of it, may still be
-    /// unread.
+    /// Suspects that a peer has ended. What it sent before, and what others say about it, may still be unread.
     pub(in crate::internals::fabric::net) fn suspect(&mut self, peer: u32, evidence: Evidence) {
         if !self.is_done_with(peer) {
             self.suspects.add(peer, evidence, Instant::now());
@@ -95,35 +94,35 @@ impl<W: Wire> NetEngine<W> {
         !self.suspects.is_empty()
     }
 
-    /// Whether the end of a peer's process is known already.
+    /// Returns whether the end of a peer's process is known already.
     pub(in crate::internals::fabric::net) fn knows_end_of(&self, peer: u32) -> bool {
         self.suspects.has_ended(peer) || self.is_done_with(peer)
     }
 
-    /// Whether a peer has ended and no transfer waits for the provider's report on it.
+    /// Returns whether a peer has ended and no transfer waits for the provider's report on it.
     pub(in crate::internals::fabric::net) fn is_done_with(&self, peer: u32) -> bool {
         self.peers[peer as usize].ended && !self.has_transfers(peer)
     }
 
-    /// Whether this rank waits for a peer that has left.
+    /// Returns whether this rank waits for a peer that has left.
     pub(in crate::internals::fabric::net) fn needs(&self, peer: u32) -> bool {
         let Peer { sent, outbox, .. } = &self.peers[peer as usize];
         self.atomics.wait_for(peer) || !sent.is_empty() || !outbox.is_empty() || self.has_transfers(peer)
     }
 
-    /// Whether a transfer to or from a peer can still complete or fail.
+    /// Returns whether a transfer to or from a peer can still complete or fail.
     fn has_transfers(&self, peer: u32) -> bool {
         let undecided = |transfer: &Transfer| transfer.parts > 0 && !transfer.failed;
         self.transfers.iter().any(|transfer| transfer.peer == peer && undecided(transfer))
     }
 
-    /// What may be why peers are not heard, as text that continues a sentence.
+    /// Returns what may explain why peers are silent, as text that continues a sentence.
     pub(in crate::internals::fabric::net) fn ailment(&self) -> String {
         self.link.wire.ailment().map_or(String::new(), |ailment| format!("; {ailment}"))
     }
 
-    /// Confirms suspicions after a look at the network: a confirmed peer that had left has ended in
-    /// good order. Any other is dead, unless a rank on its host sees it run; the world fails.
+    /// Confirms suspicions after a poll of the network. A confirmed peer that had left has ended in good order. Any
+    /// other is dead, unless a rank on its host sees it running; the world fails.
     pub(super) fn confirm_suspects(&mut self) {
         let mut suspects = std::mem::replace(&mut self.suspects, Suspects::new(Instant::now()));
         suspects.clear(|peer, evidence| {
@@ -144,7 +143,7 @@ impl<W: Wire> NetEngine<W> {
             let how = format!("{evidence}{ailment}{}", self.strangers);
             return self.fail(Failure::Died { peer, how });
         }
-        // The peer cannot answer, whatever the provider reports of operations in flight, and when.
+        // The peer cannot answer, whatever the provider reports about operations in flight, and whenever it does.
         let in_flight = self.transfers.iter_mut().filter(|transfer| transfer.peer == peer && transfer.parts > 0);
         in_flight.for_each(|transfer| transfer.failed = true);
         self.forget(peer);
@@ -172,7 +171,7 @@ impl<W: Wire> NetEngine<W> {
             Failure::Died { peer, how } => (Content::Died { rank: peer, last }, how),
         };
         if is_own_network && !last {
-            // The messages may go nowhere.
+            // The messages may reach no rank.
             self.alarm.ring(&text);
         }
         let len = text.floor_char_boundary(MOST_DATA);
@@ -183,7 +182,7 @@ impl<W: Wire> NetEngine<W> {
         }
     }
 
-    /// Learns what ranks of this host say whose network works no more, and tells the others.
+    /// Takes what ranks of this host say whose network no longer works, and tells the others.
     pub(in crate::internals::fabric::net) fn hear_alarm(&mut self) {
         if let Some((by, reason)) = self.alarm.heard().filter(|&(by, _)| by < self.ranks()) {
             self.fail(Failure::Aborted { by, reason });
@@ -200,8 +199,7 @@ impl<W: Wire> NetEngine<W> {
         }
     }
 
-    /// Closes a channel on this rank. The others are told when no operation of this rank is in
-    /// flight there.
+    /// Closes a channel on this rank. The other ranks are told when no operation of this rank is in flight there.
     pub(in crate::internals::fabric::net) fn close(&mut self, channel: u16) {
         let own = self.channel(channel);
         own.is_open = false;
@@ -210,9 +208,9 @@ impl<W: Wire> NetEngine<W> {
         self.close_settled();
     }
 
-    /// Tells the others of closed channels in which no operation of this rank is in flight. A peer
-    /// that has heard so from all ranks frees the memory, and `Close` would overtake parts that
-    /// wait to be posted; posted messages and writes are not ordered among each other either.
+    /// Tells the others about closed channels in which no operation of this rank is in flight. A peer frees the memory
+    /// once all ranks have told it, and `Close` would overtake parts that wait to be posted. Posted messages and writes
+    /// are not ordered among each other either.
     pub(super) fn close_settled(&mut self) {
         for index in (0..self.closing.len()).rev() {
             let channel = self.closing[index];
@@ -232,10 +230,9 @@ impl<W: Wire> NetEngine<W> {
         }
     }
 
-    /// Whether an operation that this rank began in a channel may still arrive at a peer: parts
-    /// that wait, operations that have not completed, and messages that the peer has not
-    /// acknowledged, since a write with immediate data completes before it has landed. Operations
-    /// to a peer that has ended do not count.
+    /// Returns whether an operation that this rank began in a channel may still arrive at a peer. These are waiting
+    /// parts, operations that have not completed, and messages that the peer has not acknowledged, since a write with
+    /// immediate data completes before it has landed. Operations to a peer that has ended do not count.
     fn is_in_flight(&self, channel: u16) -> bool {
         let moves = |transfer: &Transfer| {
             transfer.channel == channel && transfer.parts > 0 && !self.peers[transfer.peer as usize].ended
@@ -247,20 +244,19 @@ impl<W: Wire> NetEngine<W> {
         self.transfers.iter().any(moves) || self.atomics.are_in(channel) || self.peers.iter().any(is_unheard)
     }
 
-    /// Whether no operation that this rank began in any channel may still arrive at a peer, or the
-    /// world has failed.
+    /// Returns whether no operation that this rank began in any channel may still arrive at a peer, or the world has
+    /// failed.
     pub(in crate::internals::fabric::net) fn has_settled(&self) -> bool {
         self.failure.is_some() || (0..self.channels.len()).all(|channel| !self.is_in_flight(channel as u16))
     }
 
-    /// Counts a rank that has closed the channel; its memory stays in use until all have.
+    /// Counts a rank that has closed the channel. The channel's memory stays in use until all have closed it.
     pub(super) fn count_closed(&mut self, channel: u16) {
         self.channel(channel).closed += 1;
         self.free_if_closed(channel);
     }
 
-    /// Frees the memory of a channel that all ranks have closed, once no transfer of this rank uses
-    /// it.
+    /// Frees the memory of a channel that all ranks have closed, once no transfer of this rank uses it.
     pub(super) fn free_if_closed(&mut self, channel: u16) {
         let closed = self.channel(channel).closed;
         // In a failed world others may close what this rank still transfers.
@@ -282,9 +278,9 @@ impl<W: Wire> NetEngine<W> {
         }
     }
 
-    /// Tells the remaining ranks that this one ends now. In a failed world it repeats the reason:
-    /// messages may overtake each other or be lost, and a peer that has not heard of the failure
-    /// must neither believe that this rank has left in good order nor that it has died.
+    /// Tells the remaining ranks that this one ends now. In a failed world it repeats the reason. Messages may overtake
+    /// each other or be lost, and a peer that has not heard of the failure must believe neither that this rank has left
+    /// in good order nor that it has died.
     pub(in crate::internals::fabric::net) fn announce_end(&mut self) {
         self.ended = true;
         if self.failure.is_some() {
@@ -295,15 +291,14 @@ impl<W: Wire> NetEngine<W> {
         }
     }
 
-    /// Whether every other rank has said that it ends, so that no rank sends to this one any more;
-    /// or the world has failed.
+    /// Returns whether every other rank has announced its end, so that no rank sends to this one any more; or the world
+    /// has failed.
     pub(in crate::internals::fabric::net) fn have_all_ended(&self) -> bool {
         self.failure.is_some() || self.others().all(|peer| self.peers[peer as usize].ended)
     }
 
-    /// A peer that has left has ended and processes nothing any more. Failed transfers, reads and
-    /// atomics to it fail for their callers. Other operations to it complete, since no process is
-    /// there to see them.
+    /// Forgets a peer that has left and ended, and processes nothing any more. Failed transfers, reads and atomics to
+    /// it fail for their callers. Other operations to it complete, since no process is there to see them.
     pub(super) fn forget(&mut self, from: u32) {
         let peer = &mut self.peers[from as usize];
         (peer.left, peer.ended) = (true, true);
@@ -322,13 +317,13 @@ impl<W: Wire> NetEngine<W> {
         self.channel(0).wake();
     }
 
-    /// Whether all ranks have left, so that none needs this one any more.
+    /// Returns whether all ranks have left, so that none needs this one any more.
     pub(in crate::internals::fabric::net) fn have_all_left(&self) -> bool {
         self.failure.is_some() || self.others().all(|peer| self.peers[peer as usize].left)
     }
 
-    /// Whether all ranks have acknowledged all that this rank sent; in a failed world, whether the
-    /// provider has sent the failure.
+    /// Returns whether all ranks have acknowledged all that this rank sent. In a failed world: whether the provider has
+    /// sent the failure.
     pub(in crate::internals::fabric::net) fn is_acked_by_all(&self) -> bool {
         let failed = self.failure.is_some();
         let heard = |Peer { sent, outbox, .. }: &Peer| match failed {
@@ -342,7 +337,7 @@ impl<W: Wire> NetEngine<W> {
         self.peers[peer as usize].left
     }
 
-    /// Whether a peer gave a sign of life since the last call.
+    /// Returns whether a peer gave a sign of life since the last call.
     pub(in crate::internals::fabric::net) fn was_heard(&mut self, peer: u32) -> bool {
         std::mem::take(&mut self.peers[peer as usize].heard)
     }
@@ -357,8 +352,8 @@ impl<W: Wire> NetEngine<W> {
 
 impl<W: Wire> Drop for NetEngine<W> {
     fn drop(&mut self) {
-        // The regions end first, because the endpoint cannot be closed while they are registered.
-        // What the provider still does with their memory ends with the wire.
+        // The regions end first, because the endpoint cannot be closed while they are registered. What the provider
+        // still does with their memory ends with the wire.
         let own = self.channels.iter().flat_map(|channel| &channel.entries);
         self.kept.extend(own.filter_map(|entry| match entry {
             RegionEntry::Own(registered, _) => Some(registered.window().clone()),

@@ -1,6 +1,5 @@
-//! The engine: the state that connects a rank's operations with those of its peers: outgoing and
-//! incoming messages, transfers, completions. The thread that holds its lock makes progress for
-//! all.
+//! The engine: the state that connects a rank's operations with those of its peers, which is outgoing and incoming
+//! messages, transfers and completions. The thread that holds its lock makes progress for all threads.
 #![forbid(unsafe_code)]
 
 mod atomics;
@@ -38,50 +37,50 @@ use crate::fabric::{Access, At, Change, Key, Region, Window};
 use crate::fault::Fault;
 use crate::strangers::Strangers;
 
-/// Polls without an event after which pending acks are sent alone.
+/// The number of polls without an event after which pending acks are sent alone.
 const IDLE_LOOKS: u32 = 256;
 
-/// How long an ack may be delayed while this rank looks at the network and processes other events.
+/// The maximum delay of an ack while this rank polls the network and processes other events.
 const MAX_ACK_DELAY: Duration = Duration::from_micros(500);
 
-/// Looks at the network for each look at the clock, which costs a tenth as much.
+/// The number of polls of the network for each read of the clock, which costs a tenth as much.
 const LOOKS_PER_CLOCK: u32 = 16;
 
-/// Writes without the job's tag after which the job fails: one in 65,536 of the attempts that it
-/// takes to guess 32 bits.
+/// The number of writes without the job's tag after which the job fails: one in 65,536 of the attempts needed to guess
+/// 32 bits.
 pub(in crate::internals::fabric) const MOST_GUESSES: u32 = 1 << 16;
 
-/// Where a key holds the access that the region's owner allows: above the rank, which has 16 bits.
+/// The bit of a key from which it holds the access that the region's owner allows: above the rank, which has 16 bits.
 const ACCESS: u32 = 48;
 
 /// The state of one peer.
 #[derive(Debug, Default)]
 struct Peer {
-    /// What this rank shows to it, and it to this rank.
+    /// What this rank shows to the peer, and the peer to this rank.
     shows: Words,
     shown: Words,
-    /// Where this rank writes headers to it.
+    /// Where this rank writes headers to the peer.
     header_slots: Option<HeaderSlots>,
-    /// It needs no wakes.
+    /// Whether the peer needs no wakes.
     polls_memory: bool,
     sent: Sent<Option<(u16, u64)>>,
     received: Received,
     wakes: Wakes,
-    /// Messages that wait for credit or a message buffer.
+    /// The messages that wait for credit or a message buffer.
     outbox: VecDeque<Outgoing>,
-    /// Is in `NetEngine::backlogged`.
+    /// Whether the peer is in `NetEngine::backlogged`.
     is_backlogged: bool,
-    /// Is in `NetEngine::acks_pending`.
+    /// Whether the peer is in `NetEngine::acks_pending`.
     ack_pending: bool,
-    /// Is in `NetEngine::wanting_ack`.
+    /// Whether the peer is in `NetEngine::wanting_ack`.
     wants_ack: bool,
-    /// It gave a sign of life since the last [`NetEngine::was_heard`].
+    /// Whether it gave a sign of life since the last [`NetEngine::was_heard`].
     heard: bool,
-    /// It has said that it leaves.
+    /// Whether it has announced that it leaves.
     left: bool,
-    /// Nothing is sent to it any more: it has said that it ends, or has ended after it left.
+    /// Whether nothing is sent to it any more: it has announced its end, or has ended after it left.
     ended: bool,
-    /// It has said that it ends, and waits for the same from this rank.
+    /// Whether it has announced its end, and waits for the same from this rank.
     announced_end: bool,
 }
 
@@ -91,7 +90,7 @@ struct Outgoing {
     channel: u16,
     content: Content,
     data: Data,
-    /// Completes when the peer acknowledges the message.
+    /// The token of the operation that completes when the peer acknowledges the message.
     token: Option<u64>,
 }
 
@@ -109,12 +108,12 @@ struct Transfer {
     channel: u16,
     token: u64,
     peer: u32,
-    /// Parts that have not completed.
+    /// The number of parts that have not completed.
     parts: u32,
     then: OnComplete,
-    /// The operation that it belongs to.
+    /// The operation that the transfer belongs to.
     operation: &'static str,
-    /// A part failed. The consequence depends on whether the peer has left or is dead.
+    /// Whether a part failed. The consequence depends on whether the peer has left or is dead.
     failed: bool,
     /// The value that it has fetched.
     value: u64,
@@ -146,7 +145,7 @@ enum OnComplete {
 struct Landing {
     from: u32,
     write_id: u16,
-    /// Parts that have landed.
+    /// The number of parts that have landed.
     landed: u32,
     announced: Option<Announced>,
 }
@@ -167,7 +166,7 @@ struct Announced {
 enum Act {
     /// It moves data.
     Move(Way),
-    /// It moves data to the peer, if there is some, and then changes the cell `at`; `wake` is immediate data.
+    /// It moves data to the peer, if there is any, and then changes the cell `at`; `wake` is immediate data.
     Change { at: At, change: CellChange, wake: Option<u64> },
 }
 
@@ -186,11 +185,11 @@ struct TransferPart {
 pub(in crate::internals::fabric) struct NetEngine<W: Wire> {
     pub(super) rank: u32,
     pub(in crate::internals::fabric) secret: JobSecret,
-    /// Messages of this rank carry the joining word.
+    /// Whether messages of this rank carry the joining word.
     joins: bool,
-    /// The exchanges by which ranks join before messages carry another word; none once all have joined.
+    /// The number of exchanges by which ranks join before messages carry another word; 0 once all have joined.
     joining_turns: u64,
-    // Before the link: registrations end before the wire.
+    // Before the link, because registrations must end before the wire.
     pub(super) channels: Vec<Channel<W::Memory>>,
     pub(in crate::internals::fabric) link: Link<W>,
     /// Memory that must outlive the wire.
@@ -200,12 +199,12 @@ pub(in crate::internals::fabric) struct NetEngine<W: Wire> {
     acks_pending: Vec<u32>,
     /// When the first ack became pending, or all pending acks were last checked.
     acks_pending_since: Option<Instant>,
-    /// Peers among them that get an ack after this look.
+    /// The peers among them that get an ack after this poll.
     wanting_ack: Vec<u32>,
-    /// Wakes on their way to one peer, at most.
+    /// The maximum number of wakes in flight to one peer.
     most_wakes: u32,
     idle: u32,
-    /// All looks at the network.
+    /// The number of all polls of the network.
     looks: u32,
     atomics: SoftwareAtomics,
     transfers: Vec<Transfer>,
@@ -213,10 +212,10 @@ pub(in crate::internals::fabric) struct NetEngine<W: Wire> {
     parts: Queues<TransferPart>,
     last_write_id: u16,
     landings: Vec<Landing>,
-    /// Channels that this rank has closed without having said so.
+    /// Channels that this rank has closed without having announced it.
     closing: Vec<u16>,
     pub(in crate::internals::fabric) strangers: Strangers,
-    /// Writes with another tag, among them.
+    /// The number of writes with a wrong tag among them.
     guesses: u32,
     turn: u64,
     /// What ranks gave to each exchange, by its number.
@@ -226,14 +225,14 @@ pub(in crate::internals::fabric) struct NetEngine<W: Wire> {
     witnesses: Witnesses,
     alarm: Alarm,
     failure: Option<Failure>,
-    /// This rank has said that it ends.
+    /// Whether this rank has announced its end.
     ended: bool,
     failed: Arc<AtomicBool>,
     fault: Option<Fault>,
 }
 
 impl<W: Wire> NetEngine<W> {
-    /// `peers`: where this rank writes headers to each rank, and whether that rank needs no wakes.
+    /// Creates the engine. `peers`: where this rank writes headers to each rank, and whether that rank needs no wakes.
     pub(super) fn new(
         rank: u32,
         secret: JobSecret,
@@ -306,7 +305,7 @@ impl<W: Wire> NetEngine<W> {
         }
     }
 
-    /// Whether operations of a channel can still complete.
+    /// Returns whether operations of a channel can still complete.
     #[inline]
     fn check(&self, operation: &'static str, channel: u16) -> Result<()> {
         let is_broken = self.failure.is_some() || self.channels[usize::from(channel)].broken.is_some();
@@ -326,7 +325,7 @@ impl<W: Wire> NetEngine<W> {
         Error::Usage { rank: self.rank, operation, problem }
     }
 
-    /// The channel, created at its first use.
+    /// Returns the channel, which is created at its first use.
     pub(super) fn channel(&mut self, channel: u16) -> &mut Channel<W::Memory> {
         let index = usize::from(channel);
         if index >= self.channels.len() {
@@ -340,8 +339,8 @@ impl<W: Wire> NetEngine<W> {
         self.channels.iter_mut().filter(|channel| channel.is_asleep_on(bell)).for_each(Channel::end_wait);
     }
 
-    /// Adds a registration, or returns its error. The caller registers without the engine's lock,
-    /// because it may take long.
+    /// Adds a registration, or returns its error. The caller registers without the engine's lock, because that may take
+    /// long.
     pub(super) fn registered(
         &mut self,
         channel: u16,

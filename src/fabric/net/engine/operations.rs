@@ -8,13 +8,13 @@ use crate::error::{Error, Result};
 use crate::fabric::net::message::MOST_INLINE;
 use crate::fabric::{Access, At, Atomic, Change, Completion, NOT_ALLOWED, Posted, Signal};
 
-/// From this many bytes on, a writer that waits gets its ack at once: an ack costs little beside
-/// the data.
+/// The number of bytes from which on a writer that waits gets its ack at once: an ack costs little compared with the
+/// data.
 const LARGE: usize = 256 << 10;
 
 impl<W: Wire> NetEngine<W> {
-    /// The owner of a location, if it is a peer, and the owner's name for it. The owner must allow
-    /// the operation.
+    /// Returns the owner of a location, if it is a peer, and the owner's name for it. The owner must allow the
+    /// operation.
     fn locate(
         &self,
         operation: &'static str,
@@ -42,7 +42,7 @@ impl<W: Wire> NetEngine<W> {
         self.locate(operation, channel, (at, size_of::<u64>()), Access::allows_writing)
     }
 
-    /// The near side of an operation.
+    /// Returns the window of an operation's local side.
     fn near(&self, operation: &'static str, channel: u16, at: At, len: usize) -> Result<&Window> {
         self.locate(operation, channel, (at, len), Access::is_shared)?;
         self.own_window(operation, channel, at)
@@ -75,7 +75,7 @@ impl<W: Wire> NetEngine<W> {
             return Ok(signal.map_or(Posted::Done(0), |signal| self.change_own((channel, token), signal)));
         };
         if self.peers[peer as usize].ended {
-            // The peer cannot see it any more.
+            // The peer can no longer see it.
             return Ok(Posted::Done(0));
         }
         if self.is_by_device() {
@@ -109,8 +109,8 @@ impl<W: Wire> NetEngine<W> {
         Posted::Done(0)
     }
 
-    /// Writes data and signals: by writes with immediate data and a message that announces them, if
-    /// the provider can do that and all data goes by the first rail; else by a message after the writes.
+    /// Writes data and signals. It uses writes with immediate data and a message that announces them, if the provider
+    /// can do that and all data goes by the first rail. Otherwise a message follows the writes.
     fn put_by_writing(
         &mut self,
         (channel, token, peer): (u16, u64, u32),

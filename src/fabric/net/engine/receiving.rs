@@ -13,7 +13,7 @@ impl<W: Wire> NetEngine<W> {
     /// Processes events and sends what waits; returns whether there was an event.
     pub(in crate::internals::fabric::net) fn progress(&mut self) -> bool {
         let mut any = false;
-        // One look, so that a caller can soon continue with what it has seen.
+        // Polls once, so that a caller can soon continue with what it has seen.
         if let Err(code) = self.link.poll() {
             let (why, ailment) = (self.link.wire.text(code), self.ailment());
             let cause = format!("{} cannot read completions: {why}{ailment}{}", W::LIBRARY, self.strangers);
@@ -23,7 +23,7 @@ impl<W: Wire> NetEngine<W> {
             self.process(event);
             any = true;
         }
-        // One ack for all messages of this look.
+        // One ack covers all messages of this poll.
         while let Some(peer) = self.wanting_ack.pop() {
             self.peers[peer as usize].wants_ack = false;
             self.send_ack(peer);
@@ -56,14 +56,14 @@ impl<W: Wire> NetEngine<W> {
         any
     }
 
-    /// Looks at the network if that may clear or confirm a suspicion.
+    /// Polls the network if that may clear or confirm a suspicion.
     pub(in crate::internals::fabric::net) fn check_suspects(&mut self) {
         if self.has_suspects() {
             self.progress();
         }
     }
 
-    /// Processes what has come while this rank did not look, or much of it.
+    /// Processes what has come while this rank did not poll, or much of it.
     pub(in crate::internals::fabric::net) fn catch_up(&mut self) {
         const LOOKS: u32 = 64;
         for _ in 0..LOOKS {
@@ -103,8 +103,8 @@ impl<W: Wire> NetEngine<W> {
         self.acks_pending_since = if self.acks_pending.is_empty() { None } else { Some(Instant::now()) };
     }
 
-    /// Gives a sign of life to remote peers that send much data to this rank, by their writes or by
-    /// its reads. Over a slow line their pings arrive behind that data, perhaps too late.
+    /// Gives a sign of life to remote peers that send much data to this rank, by their writes or by its reads. Over a
+    /// slow line their pings arrive after that data, perhaps too late.
     pub(in crate::internals::fabric::net) fn reassure_senders(&mut self, is_elsewhere: impl Fn(u32) -> bool) {
         let writers = self.landings.iter().map(|landing| landing.from);
         let read = self.transfers.iter().filter(|transfer| transfer.parts > 0).map(|transfer| transfer.peer);
@@ -112,7 +112,7 @@ impl<W: Wire> NetEngine<W> {
         senders.into_iter().for_each(|peer| self.ack_soon(peer));
     }
 
-    /// Whether an ack is pending.
+    /// Returns whether an ack is pending.
     pub(in crate::internals::fabric::net) fn has_acks_pending(&self) -> bool {
         self.acks_pending.iter().any(|&peer| self.peers[peer as usize].received.unacked() > 0)
     }
@@ -136,11 +136,10 @@ impl<W: Wire> NetEngine<W> {
                 }
             }
             Event::Moved(index, peer, value) => {
-                // A write with immediate data completes when it has gone out, which takes no peer.
-                // Reads and other writes are answered: by the peer's process where software
-                // emulates them, as over `tcp;ofi_rxm`; by a device, as long as that process has
-                // not ended. They count as a sign of life, because a ping waits behind all that was
-                // posted before.
+                // A write with immediate data completes when it has gone out, without the peer. Reads and other writes
+                // are answered: by the peer's process where software emulates them, as over `tcp;ofi_rxm`; or by a
+                // device, as long as that process has not ended. They count as a sign of life, because a ping waits for
+                // all that was posted before.
                 let answered = !matches!(self.transfers[index as usize].then, OnComplete::AwaitAck);
                 if answered && !self.link.wire.is_connected(peer) {
                     self.suspect_unreachable(peer, "its connection has ended");
@@ -191,7 +190,7 @@ impl<W: Wire> NetEngine<W> {
         }
         let Some(peer) = self.peers.get_mut(from as usize) else { return };
         peer.heard = true;
-        // Nothing is to be acknowledged of what is sent while ranks join.
+        // What ranks send while they join needs no acknowledgement.
         let acks = message.secret == peer.shown.word;
         while let Some(sent) = acks.then(|| peer.sent.pop_acked(message.ack)).flatten() {
             // A message without a token may be what a caller on channel 0 waits for.
@@ -299,8 +298,8 @@ impl<W: Wire> NetEngine<W> {
         }
     }
 
-    /// Whether a message carries what the rank that it names shows to this one. What it carries while ranks join may be known
-    /// to a process that stood where a rank should: then nothing is believed that could outlast that.
+    /// Returns whether a message carries what the rank that it names shows to this one. A process that stood where a
+    /// rank should may know the joining word, so such a message must not change anything that lasts beyond joining.
     fn is_of_job(&self, message: &Message) -> bool {
         let NetEngine { secret, joining_turns, peers, .. } = self;
         let Some(peer) = peers.get(message.from as usize) else { return false };
@@ -308,7 +307,7 @@ impl<W: Wire> NetEngine<W> {
         message.secret == peer.shown.word || *joining_turns > 0 && is_of_joining()
     }
 
-    /// The state that messages and writes of peers change.
+    /// Returns the state that messages and writes of peers change.
     #[cfg(test)]
     pub(in crate::internals::fabric) fn peer_state(&self) -> String {
         format!("{:?} {:?} {:?} {:?}", self.peers, self.landings, self.acks_pending, self.gathered)
@@ -323,8 +322,7 @@ impl<W: Wire> NetEngine<W> {
         }
     }
 
-    /// Drops a write with another tag. A tag has so few bits that it could be guessed, so the job
-    /// fails after too many.
+    /// Drops a write with a wrong tag. A tag has so few bits that it could be guessed, so the job fails after too many.
     fn drop_untagged_write(&mut self) {
         self.drop_stranger("a write");
         self.guesses += 1;
@@ -341,7 +339,7 @@ impl<W: Wire> NetEngine<W> {
         }
     }
 
-    /// The state of a peer's writes with this id.
+    /// Returns the state of a peer's writes with this id.
     fn landing(&mut self, from: u32, write_id: u16) -> &mut Landing {
         let known = self.landings.iter().position(|landing| (landing.from, landing.write_id) == (from, write_id));
         let index = known.unwrap_or_else(|| {
@@ -376,7 +374,7 @@ impl<W: Wire> NetEngine<W> {
         }
     }
 
-    /// Whether a peer will soon have no credit without an ack.
+    /// Returns whether a peer will soon have no credit without an ack.
     fn is_ack_urgent(&self, peer: u32) -> bool {
         self.peers[peer as usize].received.unacked() >= WINDOW / 2
     }
@@ -387,7 +385,7 @@ impl<W: Wire> NetEngine<W> {
     }
 }
 
-/// Where a message lies.
+/// The location of a message.
 enum Source {
     /// In a message buffer, with this length.
     Buffer(usize, usize),
@@ -395,7 +393,7 @@ enum Source {
     HeaderSlot(u32, [u8; MOST_HEADER]),
 }
 
-/// Counts a message that is about to be processed; returns whether it is new.
+/// Counts a message that is about to be processed. Returns whether it is new.
 fn count(
     peers: &mut [Peer],
     (acks_pending, acks_pending_since): (&mut Vec<u32>, &mut Option<Instant>),

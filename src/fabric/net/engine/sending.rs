@@ -8,7 +8,7 @@ use crate::fabric::net::limits::SPREAD_UNIT;
 use crate::fabric::net::wire::{Local, Posted, Remote};
 use crate::fabric::{At, Change};
 
-/// The two ends of a transfer. Regions outlive the transfers that were checked against them.
+/// Returns the two ends of a transfer. Regions outlive the transfers that were checked against them.
 fn between<M: Registered>(entries: &[RegionEntry<M>], own: At, far: At, len: usize) -> Option<(Local<'_, M>, Remote)> {
     match entries.get(own.region.0 as usize)? {
         RegionEntry::Own(memory, _) => Some((Local { memory, offset: own.offset, len }, remote_of(entries, far)?)),
@@ -16,7 +16,7 @@ fn between<M: Registered>(entries: &[RegionEntry<M>], own: At, far: At, len: usi
     }
 }
 
-/// How operations name a location: a peer's, or one of this rank that peers may use.
+/// Returns the name of a location in operations: a peer's, or one of this rank that peers may use.
 fn remote_of<M: Registered>(entries: &[RegionEntry<M>], at: At) -> Option<Remote> {
     let (key, base) = match entries.get(at.region.0 as usize)? {
         RegionEntry::Own(memory, _) => memory.key()?,
@@ -25,7 +25,7 @@ fn remote_of<M: Registered>(entries: &[RegionEntry<M>], at: At) -> Option<Remote
     Some(Remote { address: base.wrapping_add(at.offset as u64), key })
 }
 
-/// Posts a part of a transfer; whether that was done, or never has to be.
+/// Posts a part of a transfer. Returns whether that was done, or never has to be.
 #[inline]
 fn post_part<W: Wire>(
     transfers: &[Transfer],
@@ -48,25 +48,24 @@ fn post_part<W: Wire>(
 }
 
 impl Peer {
-    /// The next message for the peer, with what this rank shows to it.
+    /// Returns the next message for the peer, with what this rank shows to it.
     fn next_message(&self, (from, secret): (u32, u64), (channel, len): (u16, usize), content: Content) -> Message {
         let (number, ack) = (self.sent.next(), self.received.processed());
         Message { secret, from, number, ack, channel, len: len as u32, content }
     }
 
-    /// The slot of the next message if a write carries its header, and the immediate data that
-    /// names it.
+    /// Returns the slot of the next message if a write carries its header, and the immediate data that names it.
     fn next_header_slot(&self, from: u32, fault: Option<Fault>) -> Option<(ImmediateData, Remote)> {
         let number = if Fault::ReuseHeaderSlot.is(fault) { 0 } else { self.sent.next() };
         self.header_slots.map(|slots| slots.target(from, number))
     }
 
-    /// Whether another counted message may be sent.
+    /// Returns whether another counted message may be sent.
     fn has_credit(&self, fault: Option<Fault>) -> bool {
         self.sent.has_credit() || Fault::CreditTooEarly.is(fault)
     }
 
-    /// The next message was sent, or the peer will never process it.
+    /// Records that the next message was sent, or that the peer will never process it.
     fn was_sent(&mut self, is_counted: bool, what: Option<(u16, u64)>) {
         self.received.acked();
         if is_counted {
@@ -79,11 +78,10 @@ impl<W: Wire> NetEngine<W> {
     /// Sends a message now, or when credit and a buffer are free.
     pub(super) fn post(&mut self, peer: u32, outgoing: Outgoing) {
         let to = &mut self.peers[peer as usize];
-        // A peer that has said that it ends waits to hear the same; a peer whose process has ended
-        // does not.
+        // A peer that has announced its end waits to hear the same; a peer whose process has ended does not.
         let is_awaited = || outgoing.content.is_last() && (!to.ended || to.announced_end);
         if (to.ended || self.ended) && !is_awaited() {
-            // The peer processes nothing any more, or will not for long.
+            // The peer processes nothing any more, or soon will not.
             if let Some(token) = outgoing.token {
                 self.channel(outgoing.channel).complete(token, 0);
             }
@@ -101,7 +99,7 @@ impl<W: Wire> NetEngine<W> {
         }
     }
 
-    /// Sends what waits for a peer, as far as possible; returns whether that was all.
+    /// Sends what waits for a peer, as far as possible. Returns whether that was all.
     pub(super) fn flush(&mut self, peer: u32) -> bool {
         let NetEngine { rank, joins, secret, peers, channels, link, fault, .. } = self;
         let to = &mut peers[peer as usize];
@@ -145,8 +143,7 @@ impl<W: Wire> NetEngine<W> {
         true
     }
 
-    /// Writes data and the header with its signal in one operation; returns whether that was
-    /// possible.
+    /// Writes data and the header with its signal in one operation. Returns whether that was possible.
     pub(super) fn put_with_header(
         &mut self,
         (channel, token, peer): (u16, u64, u32),
@@ -172,7 +169,7 @@ impl<W: Wire> NetEngine<W> {
             Some((near, far)) => link.transfer_with_header(transfer, peer, near, far, (immediate, &header, slot)),
         };
         if moved != Ok(false) {
-            // A failed one, too, ends when the peer has ended.
+            // A failed transfer, too, ends when the peer has ended.
             to.was_sent(true, Some((channel, token)));
         }
         match moved {
@@ -201,11 +198,11 @@ impl<W: Wire> NetEngine<W> {
 
     pub(super) fn transfer(&mut self, transfer: Transfer, (own, remote, len): (At, At, usize), act: Act) {
         let peer = transfer.peer;
-        // The last part changes the cell, also if there is no data.
+        // The last part changes the cell, even if there is no data.
         let changes = matches!(act, Act::Change { .. });
         let rails = if matches!(act, Act::Move(Way::Out | Way::In)) { self.link.rails(len) } else { 1 };
         let longest = self.link.limits.part;
-        // As many parts for each rail.
+        // The same number of parts for each rail.
         let most = match rails {
             1 => longest,
             _ => {
@@ -235,8 +232,8 @@ impl<W: Wire> NetEngine<W> {
         self.move_parts();
     }
 
-    /// Posts parts of transfers, as far as contexts are free. A part that a peer refuses waits and
-    /// holds up only that peer.
+    /// Posts parts of transfers, as far as contexts are free. A part that a peer refuses waits and delays only that
+    /// peer.
     pub(super) fn move_parts(&mut self) {
         let mut failed = Vec::new();
         let NetEngine { parts, transfers, channels, link, .. } = self;
@@ -251,14 +248,14 @@ impl<W: Wire> NetEngine<W> {
         }
     }
 
-    /// A part of a transfer could not be posted.
+    /// Handles a part of a transfer that could not be posted.
     fn fail_part(&mut self, transfer: u32, error: W::Error) {
         let (peer, text) = (self.transfers[transfer as usize].peer, self.link.wire.text(error));
         self.suspect_unreachable(peer, &text);
         self.end_part(transfer, false);
     }
 
-    /// A part of a transfer is over: it has moved, or failed.
+    /// Ends a part of a transfer, which has moved or failed.
     pub(super) fn end_part(&mut self, index: u32, moved: bool) {
         let transfer = &mut self.transfers[index as usize];
         transfer.parts -= 1;

@@ -1,19 +1,18 @@
-//! Wakes: immediate data behind a change that a device has made.
+//! Wakes: immediate data after a change that a device has made.
 //!
-//! Each takes a message buffer of the peer until the peer's processor looks. So only a few are on
-//! their way to a peer that has not said that it took earlier ones: a rank that is stopped for many
-//! rounds holds up nothing that goes to it. A change whose wake is not sent comes without one. If the
-//! peer sleeps, the wakes before will end that sleep, and the last one is made up for when the peer
-//! has taken some.
+//! Each wake takes a message buffer of the peer until the peer's processor polls. So only a few are in flight to a peer
+//! that has not confirmed earlier ones, and a rank that is stopped for many rounds delays nothing that goes to it. A
+//! change whose wake is not sent comes without one. If the peer sleeps, the earlier wakes end that sleep. The last wake
+//! is sent later, when the peer has taken some.
 //!
-//! A peer may choose to be sent none: while it waits it looks at its memory at short intervals.
+//! A peer may choose to be sent none: it polls its memory at short intervals while it waits.
 
 use super::{Act, CellChange, Content, Data, ImmediateData, NetEngine, OnComplete, Outgoing, Peer, Transfer, Wire};
 use crate::fabric::net::shares::peers;
 use crate::fabric::{At, Atomic};
 
-/// The least wakes on their way to a peer. In very large worlds those of all peers may be more than
-/// the message buffers; what finds none waits.
+/// The minimum number of wakes in flight to a peer. In very large worlds those of all peers may exceed the message
+/// buffers; a wake that finds no buffer waits.
 const LEAST: u32 = 1;
 
 /// The token of an operation that no caller waits for.
@@ -22,49 +21,49 @@ const NO_TOKEN: u64 = 0;
 /// The wakes between this rank and a peer.
 #[derive(Debug, Default)]
 pub(super) struct Wakes {
-    /// Those sent that the peer may not have taken.
+    /// The wakes that were sent and that the peer may not have taken.
     sent: u32,
-    /// A changed cell in each channel whose last wake was not sent.
+    /// For each channel, a changed cell whose last wake was not sent.
     owed: Vec<(u16, At)>,
-    /// Those taken that the peer does not know of.
+    /// The wakes that were taken without the peer knowing it.
     taken: u32,
 }
 
 impl Wakes {
-    /// Whether a wake may be sent; it is then.
+    /// Returns whether a wake may be sent, and counts it as sent if so.
     fn take(&mut self, most: u32) -> bool {
         let may = self.sent < most;
         self.sent += u32::from(may);
         may
     }
 
-    /// The wake for a change in a channel is not sent.
+    /// Records that the wake for a change in a channel is not sent.
     fn owe(&mut self, channel: u16, at: At) {
         if !self.owed.iter().any(|&(owed, _)| owed == channel) {
             self.owed.push((channel, at));
         }
     }
 
-    /// The peer has taken `count`; `None` if there were fewer.
+    /// Records that the peer has taken `count` wakes; `None` if fewer were sent.
     fn were_taken(&mut self, count: u32) -> Option<()> {
         self.sent = self.sent.checked_sub(count)?;
         Some(())
     }
 
-    /// A wake has come: how many the peer should be told of now.
+    /// Records that a wake has come. Returns the number of taken wakes to tell the peer about now, if any.
     fn came(&mut self, most: u32) -> Option<u32> {
         self.taken += 1;
         (self.taken >= most / 2).then(|| std::mem::take(&mut self.taken))
     }
 }
 
-/// Wakes on their way to one peer: those of all peers take half of the message buffers.
+/// Returns the maximum number of wakes in flight to one peer: those of all peers take half of the message buffers.
 pub(super) fn most(receives: usize, ranks: u32) -> u32 {
     ((receives / 2 / peers(ranks)) as u32).max(LEAST)
 }
 
 impl<W: Wire> NetEngine<W> {
-    /// The wake to send behind a change of a peer's cell, if one may be sent.
+    /// Returns the wake to send after a change of a peer's cell, if one may be sent.
     pub(super) fn wake_behind(&mut self, channel: u16, peer: u32, at: At) -> Option<u64> {
         let Peer { wakes, polls_memory, shows, .. } = &mut self.peers[peer as usize];
         if *polls_memory {
@@ -77,7 +76,7 @@ impl<W: Wire> NetEngine<W> {
         Some(ImmediateData { from: self.rank, which: channel }.encode(shows.tag))
     }
 
-    /// A peer has changed a cell in a channel.
+    /// Wakes the channel in which a peer has changed a cell.
     pub(super) fn wake_channel(&mut self, ImmediateData { from, which: channel }: ImmediateData) {
         let peer = &mut self.peers[from as usize];
         peer.heard = true;
@@ -88,8 +87,8 @@ impl<W: Wire> NetEngine<W> {
         self.channel(channel).wake();
     }
 
-    /// A peer has taken `count` wakes of this rank: those that it is owed are sent. `None` if there
-    /// were fewer.
+    /// Records that a peer has taken `count` wakes of this rank, and sends those that were held back. `None` if fewer
+    /// were sent.
     pub(super) fn wakes_were_taken(&mut self, from: u32, count: u32) -> Option<()> {
         let wakes = &mut self.peers[from as usize].wakes;
         wakes.were_taken(count)?;

@@ -1,18 +1,18 @@
-//! Whether a peer that is not heard runs all the same, as ranks on its host see: then it has not died, and the way to it is
+//! Finds whether a silent peer still runs, according to ranks on its host. If so, it has not died, but the way to it is
 //! lost.
 
 use super::{Content, Data, Evidence, Failure, NetEngine, Outgoing, Wire};
 use crate::fabric::watch::ENDED;
 
-/// Ranks that are asked for one peer. A second one answers where the first one is not heard either.
+/// The number of ranks that are asked about one peer. A second one answers if the first one is silent, too.
 const ASKED: usize = 2;
 
-/// The ranks that see each other's processes, and what they are asked.
+/// The ranks that see each other's processes, and the questions to them.
 #[derive(Debug)]
 pub(in crate::internals::fabric::net) struct Witnesses {
     /// The host of each rank, and its process there.
     places: Vec<(u32, u32)>,
-    /// Which rank asks for which other one: answered at the next look at processes.
+    /// Which rank asks about which other one. The next check of processes answers.
     questions: Vec<(u32, u32)>,
 }
 
@@ -21,7 +21,7 @@ impl Witnesses {
         Witnesses { places, questions: Vec::new() }
     }
 
-    /// The ranks that see the process of this one: those of its host in other processes.
+    /// Returns the ranks that see the process of this one: those of its host in other processes.
     pub(in crate::internals::fabric::net) fn of(&self, rank: u32) -> impl Iterator<Item = u32> {
         let (host, process) = self.places[rank as usize];
         let sees = move |&(_, &(at, own)): &(u32, &(u32, u32))| at == host && own != process;
@@ -30,9 +30,9 @@ impl Witnesses {
 }
 
 impl<W: Wire> NetEngine<W> {
-    /// Asks ranks on the host of a peer for it; returns whether there are any. This rank asks itself, too.
+    /// Asks ranks on the host of a peer about it. Returns whether there are any. This rank asks itself, too.
     pub(super) fn ask_witnesses(&mut self, peer: u32) -> bool {
-        // One that a rail does not reach may be heard by another.
+        // Another rail may reach a rank that one rail does not reach.
         let is_heard = |rank| self.link.wire.rails() > 1 || !self.suspects.has(rank);
         let can_answer = |rank: &u32| is_heard(*rank) && !self.peers[*rank as usize].ended;
         let witnesses: Vec<u32> = self.witnesses.of(peer).filter(can_answer).take(ASKED).collect();
@@ -47,7 +47,7 @@ impl<W: Wire> NetEngine<W> {
         !witnesses.is_empty()
     }
 
-    /// A peer asks for the process of a rank; `None` if there is no such rank.
+    /// Records that a peer asks about the process of a rank; `None` if there is no such rank.
     pub(super) fn is_asked(&mut self, from: u32, rank: u32) -> Option<()> {
         if rank >= self.ranks() {
             return None;
@@ -58,10 +58,11 @@ impl<W: Wire> NetEngine<W> {
         Some(())
     }
 
-    /// Answers what was asked. This rank has just looked which processes have ended; it sees those that `watches` names.
+    /// Answers the questions. This rank has just checked which processes have ended; it sees those that `watches`
+    /// names.
     pub(in crate::internals::fabric::net) fn answer_questions(&mut self, watches: impl Fn(u32) -> bool) {
         for (asker, rank) in std::mem::take(&mut self.witnesses.questions) {
-            // One that has left says so itself.
+            // A rank that has left announces that itself.
             if !watches(rank) || self.has_left(rank) {
                 continue;
             }
@@ -75,7 +76,7 @@ impl<W: Wire> NetEngine<W> {
         }
     }
 
-    /// A rank on the host of another one says whether that one's process runs.
+    /// Takes the answer of a rank on a peer's host: whether that peer's process runs.
     pub(super) fn take_answer(&mut self, from: u32, rank: u32, runs: bool) {
         if self.peers.get(rank as usize).is_none_or(|peer| peer.left) {
             return;

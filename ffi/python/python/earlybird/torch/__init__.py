@@ -3,12 +3,13 @@
 >>> import earlybird.torch, torch.distributed as dist     # the import: for torch before 2.15
 >>> dist.init_process_group("earlybird")
 
-started by torchrun as any backend is. Tensors are on CPUs, or on GPUs: those go through pinned memory of the host. Each
-process group is a world of its own. Its collectives are synchronous. They run one after the other in the order of their
-calls, on a thread of the group where they are asynchronous.
+Start the program with torchrun, as for any backend. Tensors are on CPUs or on GPUs; GPU tensors go through pinned
+memory of the host. Each process group is a world of its own. Its collectives are synchronous. They run one after the
+other in the order of their calls; asynchronous calls run on a thread of the group.
 
-:class:`Gradients` sums the gradients of a model in partial rounds that all ranks apply alike; :func:`partial_hook` is the same
-as a hook of ``DistributedDataParallel``. :class:`ModelAverage` averages models of ranks in groups. :func:`empty` makes tensors that are reduced in place.
+:class:`Gradients` sums the gradients of a model in partial rounds that all ranks apply alike; :func:`partial_hook` is
+the same as a hook of ``DistributedDataParallel``. :class:`ModelAverage` averages models of ranks in groups.
+:func:`empty` makes tensors that are reduced in place.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = ["EarlybirdProcessGroup", "Gradients", "ModelAverage", "PartialHook", 
 
 
 def register() -> None:
-    """Makes the backend known to torch; the import has done it."""
+    """Registers the backend with torch. Importing this module does so already."""
     if "EARLYBIRD" not in dist.Backend._plugins:
         dist.Backend.register_backend("earlybird", EarlybirdProcessGroup.create, devices=["cpu", "cuda"])
 
@@ -41,12 +42,13 @@ def register() -> None:
 def empty(
     *size: int | Sequence[int], dtype: torch.dtype | None = None, group: EarlybirdProcessGroup | None = None
 ) -> torch.Tensor:
-    """A tensor in memory that the other ranks of a group read in place: ``all_reduce`` over it copies nothing.
+    """Creates a tensor in memory that the other ranks of a group read in place: ``all_reduce`` over it copies nothing.
 
-    All ranks of the group call this in the same order, with the same size and type, and then reduce it, or the same parts
-    of it: a rank cannot reduce another tensor meanwhile. It begins as zeros.
+    All ranks of the group call this in the same order, with the same size and type. They then all reduce this tensor,
+    or the same parts of it; a rank cannot reduce another tensor meanwhile. It begins as zeros.
 
-    Ranks on several hosts, and reductions of a few KiB, copy all the same; ``dist.group.WORLD.world.copies`` counts.
+    Reductions between several hosts, and reductions of a few KiB, still copy; ``dist.group.WORLD.world.copies``
+    counts.
     """
     chosen = dtype if dtype is not None else torch.get_default_dtype()
     dimensions = [operator.index(part) for given in size for part in (given if isinstance(given, Iterable) else [given])]

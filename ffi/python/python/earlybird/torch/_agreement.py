@@ -1,4 +1,6 @@
-"""How ranks of a training find out that they have the same, and how one gives the others what it has."""
+"""How ranks of a training find out that they have the same model and state, and how one rank gives these to the
+others.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class Agreement:
-    """Calls of the ranks of a group, in the order of the group's calls."""
+    """Makes calls of the ranks of a group, in the order of the group's calls."""
 
     def __init__(self, group: EarlybirdProcessGroup, replica: Replica, timeout: float) -> None:
         self._group, self._replica, self._timeout = group, replica, timeout
@@ -32,7 +34,7 @@ class Agreement:
         return self._group.in_turn(lambda: call(self._group.world, self._timeout))
 
     def gather(self, value: Any, place: str) -> list[Any]:
-        """What each rank has, by rank, at a place in its program."""
+        """Returns the value of each rank, by rank, at a point in the program that ``place`` names."""
         mine = np.frombuffer(pickle.dumps((place, value)), np.uint8)
 
         def call(world: World, timeout: float) -> list[Any]:
@@ -49,7 +51,7 @@ class Agreement:
         return [value for _, value in values]
 
     def give(self, giver: int) -> None:
-        """One rank's model and state become those of all, to the bit and in place."""
+        """Copies one rank's model and state to all ranks, to the bit and in place."""
         is_giver = self._group.rank() == giver
         saved = self._replica.save() if is_giver else b""
 
@@ -72,10 +74,11 @@ class Agreement:
 
     @torch.no_grad()
     def average_buffers(self, among: Sequence[int] | None = None) -> None:
-        """Buffers of floating-point numbers become the mean of those of all ranks, or of the ranks ``among``; others become
-        the lowest one's, and so does what ``get_extra_state`` of modules gives.
+        """Replaces floating-point buffers by the mean over all ranks, or over the ranks ``among``. Other buffers, and
+        the result of ``get_extra_state`` of modules, become those of the lowest rank.
 
-        Those that are equal everywhere stay as they are: a sum and a division would change the last bit of constants.
+        Buffers that are equal everywhere stay unchanged, because a sum and a division would change the last bit of
+        constants.
         """
         lowest = 0 if among is None else among[0]
         if any(extra := self._replica.extra()):
@@ -102,8 +105,9 @@ class Agreement:
             buffer.copy_(theirs[0])
 
     def difference(self, rounds: int, buffers: bool = True, among: Sequence[int] | None = None) -> str | None:
-        """Compares the models and states of all ranks, or of the ranks ``among``, after this number of rounds. Returns a
-        description of the differences, or ``None``. Each rank waits here for all others."""
+        """Compares the models and states of all ranks, or of the ranks ``among``, after this number of rounds. Returns
+        a description of the differences, or ``None``. Each rank waits for all others.
+        """
         mine = self._replica.fingerprints(buffers)
         total = hashlib.blake2b(repr(mine).encode(), digest_size=8).digest()
         sent = np.frombuffer(total, np.uint64)

@@ -28,7 +28,7 @@ _PRESETS: dict[str, dict[str, str | int]] = {
 
 
 class ModelAverage:
-    """Ranks train models of their own, and average them.
+    """Averages the models of ranks, each of which trains a model of its own.
 
     >>> average = ModelAverage(model, optimizer, preset="wagma")
     >>> for x, y in data:
@@ -36,13 +36,14 @@ class ModelAverage:
     ...     average.step()
     >>> average.finish()
 
-    A rank contributes what its steps have added to its model, and goes on with the average of its group. The presets say which
-    ranks are a group: ``"wagma"`` takes ranks in turn and waits for none of them but in every tenth round; ``"p-reduce"`` takes
-    ranks that arrive one after the other; ``"local"`` takes all, which wait for each other. ``every`` is how many steps a rank
-    makes from one average to the next. Further choices are those of ``World.allreduce``. No update is lost: the sum of all
-    models grows by the sum of all updates.
+    A rank contributes what its steps have added to its model, and continues with the average of its group. The preset
+    selects the ranks of a group. ``"wagma"`` takes ranks in turn, and waits for all of them only in every tenth round.
+    ``"p-reduce"`` takes ranks that arrive one after the other. ``"local"`` takes all ranks, which wait for each other.
+    ``every`` is the number of steps of a rank from one average to the next. Further choices are those of
+    ``World.allreduce``. No update is lost: the sum of all models grows by the sum of all updates.
 
-    All ranks of the group make it, with the same choices. The lowest rank gives the others its model and its optimizer's state.
+    All ranks of the group create it, with the same choices. The lowest rank gives the others its model and its
+    optimizer's state.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class ModelAverage:
         self._agreement = Agreement(self._group, self._replica, self._timeout)
         compare_kinds(self._agreement, self._replica)
         self._agreement.give(0)
-        # What this rank has taken last, as its parameters have it.
+        # The model that this rank has taken last, as its parameters hold it.
         self._taken = self._flat()
         lengths, chosen = [parameter.numel() for parameter in self._parameters], _PRESETS[preset] | choices
         model_of_all, dtype = bytes_of(self._taken).view(f"f{self._dtype.itemsize}"), NAMES[self._dtype]
@@ -83,15 +84,17 @@ class ModelAverage:
         self._every = every
         self._has_arrived = self._has_finished = False
         self.met = True
-        """Collectives on the group are right: before the first step, after ``finish``, and always under ``"local"``."""
+        """Whether collectives on the group are safe now: before the first step, after ``finish``, and always under
+        ``"local"``.
+        """
         self.steps = 0
-        """Steps of this rank."""
+        """The number of steps of this rank."""
         self.rounds = 0
-        """Averages that this rank has taken."""
+        """The number of averages that this rank has taken."""
         begin(self, self._is_synchronous, self._group)
 
     def _check_parameters(self) -> None:
-        """Refuses parameters that this rank alone would train."""
+        """Refuses parameters that only this rank would train."""
         name = self._replica.unknown(self._known) or self._replica.optimizer_of_unknown(self._known)
         if name is not None:
             raise UsageError(
@@ -104,9 +107,10 @@ class ModelAverage:
         return torch.cat(parts)
 
     def step(self) -> bool:
-        """Call it after the optimizer's step. Returns whether the model is an average now.
+        """Averages, if ``every`` steps were made. Call it after the optimizer's step. Returns whether the model is an
+        average now.
 
-        After :class:`~earlybird.Timeout` nothing is lost: call again to go on.
+        After :class:`~earlybird.Timeout` nothing is lost: call again to continue.
         """
         if self._has_finished:
             raise UsageError("these averages have finished; make a new ModelAverage")
@@ -143,10 +147,10 @@ class ModelAverage:
         self._put(lent(part).view(self._dtype) for part in outcome.tensors())
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has beside the model: counts, and the optimizer's state.
+        """Returns what a checkpoint holds besides the model: counts, and the optimizer's state.
 
-        Where all ranks have one model: under ``"local"`` after each average, and after :meth:`finish`. Elsewhere updates are on
-        their way that no checkpoint of a rank has: finish, save, and make a new object.
+        It works where all ranks have one model: under ``"local"`` after each average, and after :meth:`finish`.
+        Elsewhere updates are pending that no rank's checkpoint holds: finish, save, and make a new object.
         """
         if not self.met or self.steps % self._every != 0:
             raise UsageError("a checkpoint is right where all ranks have one model: call finish(), save, and make a new ModelAverage")
@@ -158,7 +162,8 @@ class ModelAverage:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Goes on from a checkpoint: before the first step. The program loads the model before it makes this object."""
+        """Resumes from a checkpoint, before the first step. The program loads the model before it makes this object.
+        """
         if self.steps or self._has_finished:
             raise UsageError("a checkpoint is loaded before the first step; make a new ModelAverage for it")
         if saved["model"] != self._replica.fingerprint_of_model():
@@ -167,7 +172,7 @@ class ModelAverage:
         self.steps, self.rounds = saved["steps"], saved["rounds"]
 
     def finish(self, timeout: float | None = None) -> None:
-        """Gives all ranks the mean of all models, buffers too. It waits until all ranks have called it."""
+        """Gives all ranks the mean of all models, including buffers. It waits until all ranks have called it."""
         if self._has_finished:
             return
         if self._has_arrived or self.steps % self._every != 0:

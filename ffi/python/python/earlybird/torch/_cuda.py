@@ -1,4 +1,4 @@
-"""Tensors on a GPU: they go through pinned memory of the host, on a stream of their own."""
+"""Tensors on a GPU. They go through pinned memory of the host, on a stream of their own."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ def _all(given: Any) -> Iterator[Tensor]:
 
 
 def ready(tensors: Any) -> list[torch.cuda.Event]:
-    """What the caller has put on the streams of these tensors' devices so far: a call may use them when that is done.
+    """Records the work that the caller has put on the streams of these tensors' devices so far. A call may use the
+    tensors when it is done.
 
-    There may be lists of tensors in lists.
+    Tensors may be in nested lists.
     """
     devices = {tensor.device for tensor in _all(tensors) if tensor.is_cuda}
     return [torch.cuda.current_stream(device).record_event() for device in devices]
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """This thread's stream of a device, on which nothing else waits."""
+    """Returns this thread's stream of a device, which carries no other work."""
     streams: dict[torch.device, torch.cuda.Stream] = _STREAMS.__dict__.setdefault("streams", {})
     if device not in streams:
         streams[device] = torch.cuda.Stream(device)
@@ -41,7 +42,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 @contextlib.contextmanager
 def staged(events: list[torch.cuda.Event]) -> Iterator[None]:
-    """In it this thread's copies from and to devices come after what was to be ready; afterwards they are done."""
+    """Within it, this thread's copies from and to devices come after these events; at its end the copies are done."""
     with contextlib.ExitStack() as stack:
         for event in events:
             stream = _stream(event.device)
@@ -54,7 +55,7 @@ def staged(events: list[torch.cuda.Event]) -> Iterator[None]:
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """A copy in pinned memory, which is there when this returns."""
+    """Returns a copy in pinned memory, which is complete."""
     host = room(tensor)
     host.copy_(tensor, non_blocking=True)
     torch.cuda.current_stream(tensor.device).synchronize()
@@ -62,5 +63,5 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 def room(tensor: Tensor) -> Tensor:
-    """Pinned memory for such a tensor."""
+    """Returns pinned memory for such a tensor."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)

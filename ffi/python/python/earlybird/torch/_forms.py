@@ -1,4 +1,4 @@
-"""What has no partial form, and ranks that would compute different bits."""
+"""What has no partial form, and how ranks that would compute different bits are found."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .._errors import Mismatch, UsageError
 from ._agreement import Agreement
 from ._replica import Replica
 
-# Flags of optimizers that choose the order of their operations.
+# The flags of optimizers that select the order of their operations.
 _FLAGS = ("foreach", "fused", "capturable", "amsgrad", "nesterov", "maximize")
 
 
 def refuse_forms(model: nn.Module) -> None:
-    """Models whose ranks wait for each other elsewhere than in rounds."""
+    """Refuses models whose ranks wait for each other outside of rounds."""
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             raise UsageError(
@@ -39,7 +39,7 @@ def refuse_forms(model: nn.Module) -> None:
 
 
 def ways(replica: Replica, device: torch.device) -> dict[str, str]:
-    """On what the bits depend that this rank computes from a gradient."""
+    """Returns what determines the bits that this rank computes from a gradient."""
     optimizers = [
         (type(optimizer).__name__, [{flag: group.get(flag) for flag in _FLAGS} for group in optimizer.param_groups])
         for optimizer in replica.optimizers
@@ -54,7 +54,7 @@ def ways(replica: Replica, device: torch.device) -> dict[str, str]:
 
 
 def compare(agreement: Agreement, place: str, mine: dict[str, str], problem: str) -> None:
-    """Refuses ranks that differ in one of these; ``problem`` says what that means, and what to do."""
+    """Refuses ranks that differ in one of these values; ``problem`` says what that means, and what to do."""
     first, *others = agreement.gather(mine, place)
     for rank, theirs in enumerate(others, 1):
         for name, value in theirs.items():
@@ -74,17 +74,17 @@ def compare_ways(agreement: Agreement, mine: dict[str, str]) -> None:
 
 
 def compare_choices(agreement: Agreement, mine: dict[str, str]) -> None:
-    """Refuses ranks that have chosen differently what the collective does not compare."""
+    """Refuses ranks that chose differently where the collective does not compare."""
     compare(agreement, "the construction", mine, "{name} is {first} on rank 0 and {value} on rank {rank}: all ranks pass the same")
 
 
 def _order_of(tensor: torch.Tensor) -> str:
-    """How its elements lie in memory, if not row by row."""
+    """Returns how a tensor's elements lie in memory, if not row by row."""
     return "" if tensor.layout != torch.strided or tensor.is_contiguous() else f", strides {tensor.stride()}"
 
 
 def compare_kinds(agreement: Agreement, replica: Replica) -> None:
-    """Refuses ranks whose models, or what is in their state, have other tensors."""
+    """Refuses ranks whose models or states have different tensors."""
     modules = [item for item in replica.state if isinstance(item, nn.Module)]
     named = [
         *replica.model.named_parameters(),

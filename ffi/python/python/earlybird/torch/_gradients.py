@@ -35,8 +35,9 @@ _LOG = logging.getLogger("earlybird")
 class Gradients:
     """Sums the gradients of a model in partial rounds, so that all ranks train one model.
 
-    A training is the sequence of its rounds. Each rank applies all of them, in the same order, by the function that it gives to
-    :meth:`on_round`; only when it does so differs. So after the same round all ranks have the same model, to the bit.
+    A training is the sequence of its rounds. Each rank applies all rounds, in the same order, by the function that it
+    passes to :meth:`on_round`; only the time differs. So after the same round all ranks have the same model, to the
+    bit.
 
     >>> partial = Gradients(model, state=[optimizer, schedule], fire="quorum=3", meet_every=50)
     >>> @partial.on_round
@@ -48,21 +49,24 @@ class Gradients:
     ...     if partial.met: ...        # evaluate, save, any collective
     >>> partial.finish()
 
-    ``model`` is any module, or one in ``DistributedDataParallel``, whose own reduction rests then; with ``by_hook`` it goes on,
-    and a communication hook takes its buckets (:func:`partial_hook`). ``state`` is what the function
-    changes beside the model. ``fire`` and further choices are those of ``World.allreduce``; gradients are divided by the number
-    of ranks, or by those that are in a round (``scale="contributions"``). Every ``meet_every`` rounds all ranks have the same
-    round, compare what they have, and :attr:`met` is true. ``timeout`` is in seconds, for each step: by default the group's.
+    ``model`` is any module, or a module in ``DistributedDataParallel``, whose own reduction then stops. With
+    ``by_hook`` that reduction keeps running, and a communication hook takes its buckets (:func:`partial_hook`).
+    ``state`` is what the function changes besides the model.
 
-    Gradients are handed in as they become ready, and those of a bucket share a message: ``buckets`` is the bytes that complete
-    one, or ``"measured"``, ``"each"``, ``"one"``.
+    ``fire`` and further choices are those of ``World.allreduce``. Gradients are divided by the number of ranks, or
+    with ``scale="contributions"`` by the number of ranks in the round. Every ``meet_every`` rounds all ranks have the
+    same round and compare what they have, and :attr:`met` is true. ``timeout`` is in seconds, for each step; the
+    default is the group's timeout.
 
-    ``unequal="copy"`` takes over the lowest rank's model and state at each meeting where ranks differ, instead of an error.
-    ``seed`` is that of random numbers in the function. ``scaler`` is a ``GradScaler`` for backward passes: ``step`` moves its
-    scale, and the program calls neither its ``step`` nor its ``update``.
+    Gradients are handed in as they become ready, and the gradients of a bucket share a message. ``buckets`` is the
+    number of bytes that completes a bucket, or ``"measured"``, ``"each"`` or ``"one"``.
 
-    All ranks of the group make it, with the same choices. The lowest rank gives the others its model and state then, or before
-    the first forward pass if there is no process group yet.
+    ``unequal="copy"`` copies the lowest rank's model and state at each meeting where ranks differ, instead of raising
+    an error. ``seed`` is the seed of random numbers in the function. ``scaler`` is a ``GradScaler`` for backward
+    passes: ``step`` updates its scale, and the program calls neither its ``step`` nor its ``update``.
+
+    All ranks of the group create it, with the same choices. The lowest rank then gives the others its model and state;
+    if there is no process group yet, it does so before the first forward pass.
     """
 
     def __init__(
@@ -91,7 +95,7 @@ class Gradients:
             raise UsageError(f"meet_every={meet_every}, unequal={unequal!r}: a number of rounds, and \"error\" or \"copy\"")
         if meet_every == 1 and fire != "all":
             raise UsageError("meet_every=1 would make each round one of all ranks: take 2 or more, or fire=\"all\"")
-        # What makes a model and an optimizer what they were.
+        # Functions that restore a model and an optimizer.
         self._at_the_end: list[Callable[[], Any]] = []
         self._no_sync = lambda: self._handin.resting()
         wrapped = model if isinstance(model, DistributedDataParallel) else None
@@ -125,36 +129,39 @@ class Gradients:
             self._at_the_end.append(hook(wrapped, self._handin.take_bucket))
         elif wrapped is not None:
             self._at_the_end.append(rest(wrapped, self.no_sync))
-        # DDP exchanges the order of its buckets in the second forward pass, and a synchronous rule says `met` in each round.
+        # DDP exchanges the order of its buckets in the second forward pass, and a synchronous rule has `met` in each
+        # round.
         self._meets_after_the_first = by_hook or fire == "all"
         self._takes_buckets = by_hook
         self._function: Callable[[], Any] | None = None
         self._in_round = False
         self._leaving: Leaving | None = None
-        # From a cut on: on all ranks from the same one.
+        # Becomes true from the same cut on, on all ranks.
         self._some_left = False
         self._has_finished = False
         self._problem: str | None = None
         self._remembered: dict[str, Any] = {}
         self.met = True
-        """All ranks have the same round and have compared models: collectives, evaluation and checkpoints are right now.
+        """Whether all ranks have the same round and have compared models, so that collectives, evaluation and
+        checkpoints are safe.
 
-        It is true before the first round, after each ``meet_every`` of them until the next backward pass, and after ``finish``;
-        always if ``fire="all"``, whose models are compared after the first round and every ``meet_every``. It is false as soon as
-        a rank has left."""
+        It is true before the first round, after every ``meet_every`` rounds until the next backward pass, and after
+        ``finish``. With ``fire="all"`` it is always true; models are then compared after the first round and every
+        ``meet_every`` rounds. It is false as soon as a rank has left.
+        """
         self._restored = 0
         self._expected_model: int | None = None
         self.rounds = 0
-        """Rounds that this rank has applied."""
+        """The number of rounds that this rank has applied."""
         self.contributions = 0
-        """Gradients of all ranks that are in these rounds: the same number on all ranks after the same round."""
+        """The number of contributions of all ranks in these rounds; the same on all ranks after the same round."""
         self.last: list[Round] = []
         """The rounds that the last :meth:`step` has applied."""
         self._account = Account()
         here = weakref.ref(self)
 
         def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            # A training that was dropped looks at no optimizer.
+            # A training that was dropped ignores optimizers.
             if (partial := here()) is not None:
                 partial._before_step_of(optimizer)
 
@@ -165,17 +172,17 @@ class Gradients:
         if group is not None or dist.is_initialized():
             self._connect()
         else:
-            # A framework makes the group later.
+            # A framework creates the group later.
             first = model.register_forward_pre_hook(torch.compiler.disable(lambda *_: self._connect()))
             self._hooks.append(first)
 
-    # What a program calls.
+    # The methods that a program calls.
 
     def on_round(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        """The function that has all that changes state: clipping, ``optimizer.step()``, ``schedule.step()``, averages.
+        """Sets the function that changes all state: clipping, ``optimizer.step()``, ``schedule.step()``, averages.
 
-        It runs once for each round, on each rank, with the round's gradients in ``.grad``. Random numbers in it are those of the
-        round (torch, Python, NumPy); afterwards the program's own go on.
+        It runs once for each round, on each rank, with the round's gradients in ``.grad``. Its random numbers are
+        those of the round (torch, Python, NumPy); afterwards the program's own sequence continues.
         """
         if self._function is not None:
             raise UsageError("on_round was called before: one function has all that changes state")
@@ -183,14 +190,14 @@ class Gradients:
         return function
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Backward passes whose gradients are added up in ``.grad`` and not handed in."""
+        """Within it, backward passes add up their gradients in ``.grad`` without handing them in."""
         return self._no_sync()
 
     def step(self) -> None:
         """Hands in this rank's gradients, waits, and applies each round that this rank has not applied, oldest first.
 
-        After :class:`~earlybird.Timeout` nothing is lost: call again to go on. At a meeting it is the end, because ranks are
-        out of step then.
+        After :class:`~earlybird.Timeout` nothing is lost: call again to continue. A timeout at a meeting is final,
+        because the ranks are out of step then.
         """
         if self._in_round:
             raise UsageError("step() was called in the function of on_round, which step() calls")
@@ -206,7 +213,7 @@ class Gradients:
                 self._apply(outcome)
                 sum.release(outcome.round)
         except BaseException as error:
-            # Also between two rounds: those that are left are not given again.
+            # An error between two rounds counts, too: the remaining rounds are not returned again.
             self._problem = reason(error)
             raise
         self._handin.begin_again()
@@ -219,9 +226,10 @@ class Gradients:
     def finish(self, timeout: float | None = None) -> None:
         """Ends with one model on all ranks, however many steps each has made. It waits until all ranks have called it.
 
-        What was begun is handed in, and no gradient is lost. The lowest rank with the most rounds gives its model and state to
-        the others. ``timeout`` is how long there may be no new round. After :class:`~earlybird.Timeout` call again to go on.
-        Backward passes under :meth:`no_sync` alone, after the last step, are no contribution.
+        What was begun is handed in, and no gradient is lost. The lowest rank with the most rounds gives its model and
+        state to the others. ``timeout`` is the time for which there may be no new round. After
+        :class:`~earlybird.Timeout` call again to continue. Backward passes after the last step that were only under
+        :meth:`no_sync` are not a contribution.
         """
         if self._has_finished:
             return
@@ -251,8 +259,9 @@ class Gradients:
             restore()
 
     def rebuild(self) -> None:
-        """Takes up what the model has now: layers that are trained from here on, and such as are new. All ranks call it at a
-        meeting. The lowest rank gives the others its model and state, as at the beginning."""
+        """Takes over what the model has now: newly trained layers and new layers. All ranks call it at a meeting. The
+        lowest rank gives the others its model and state, as at the beginning.
+        """
         if not self.met or self._has_finished:
             raise UsageError("rebuild() is right where partial.met is true, on all ranks alike")
         if self._handin.has_begun:
@@ -264,7 +273,7 @@ class Gradients:
                 raise UsageError(f"rebuild() is right after every {self._meet_every} rounds: gradients of this round are on their way")
             assert self._group is not None
             for _ in self._sum.leave(self._timeout):
-                # Rounds that have leavers only.
+                # Rounds that contain only leaving ranks.
                 pass
             end(self, self._group)
             self._restored, self._sum = self.rounds, None
@@ -281,10 +290,11 @@ class Gradients:
         clip_grad_norm: float | None = None,
         scheduler: LRScheduler | Sequence[LRScheduler] = (),
     ) -> torch.optim.Optimizer:
-        """Returns the same optimizer, whose ``step`` is that of this object: for programs whose framework calls it.
+        """Returns the same optimizer with ``step`` replaced by that of this object, for programs whose framework calls
+        it.
 
-        ``step(closure)`` calls the closure once and applies rounds then. Each round clips gradients, if that is chosen, makes a
-        step of the optimizer, and one of each ``scheduler``, whose ``step`` does nothing elsewhere.
+        ``step(closure)`` calls the closure once, and then applies rounds. Each round clips gradients, if that is
+        chosen, makes a step of the optimizer, and a step of each ``scheduler``, whose ``step`` does nothing elsewhere.
         """
         if self._function is not None:
             raise UsageError(
@@ -308,7 +318,7 @@ class Gradients:
                 parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
                 nn.utils.clip_grad_norm_(parameters, clip_grad_norm)
             step_by_gradients()
-            # A schedule warns if it is not there.
+            # A schedule warns if this is not set.
             optimizer._opt_called = True
             for schedule in schedules:
                 schedule.step()
@@ -321,7 +331,7 @@ class Gradients:
             self.step()
             return loss
 
-        # A schedule that is made later would wrap it.
+        # A schedule that is created later would wrap it.
         step._wrapped_by_lr_sched = True
         optimizer.step = step
         self._at_the_end.append(lambda: setattr(optimizer, "step", step_by_gradients))
@@ -329,9 +339,11 @@ class Gradients:
         return optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has beside the model: counts, choices, and what is in ``state``. Only where :attr:`met` is true.
+        """Returns what a checkpoint holds besides the model: counts, choices, and the contents of ``state``. It works
+        only where :attr:`met` is true.
 
-        For ``torch.save`` and ``torch.distributed.checkpoint``, which takes this object itself."""
+        It is for ``torch.save`` and ``torch.distributed.checkpoint``, which accepts this object itself.
+        """
         if not self.met:
             raise UsageError("a checkpoint is right where partial.met is true: other ranks are in other rounds now")
         return {
@@ -343,8 +355,9 @@ class Gradients:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Goes on from a checkpoint: on all ranks, each with what one has saved, before the first step. The program loads the
-        model itself."""
+        """Resumes from a checkpoint, before the first step, on all ranks. Each rank passes what one rank has saved.
+        The program loads the model itself.
+        """
         if self._sum is not None or self._has_finished:
             raise UsageError("a checkpoint is loaded before the first step; make a new Gradients for it")
         self._replica.load_all(saved["state"])
@@ -353,14 +366,15 @@ class Gradients:
         self._expected_model = saved["model"]
 
     def metrics(self) -> dict[str, float]:
-        """Numbers of this training so far, for a log.
+        """Returns numbers of this training so far, for a log.
 
-        ``late/R`` is the share of rank R's contributions that were late, and ``age/R`` how many rounds they were late, as a mean
-        over all of its contributions; the same on all ranks after the same round. ``waited`` is in seconds, of this rank.
+        ``late/R`` is the share of rank R's contributions that were late. ``age/R`` is the mean number of rounds by
+        which they were late, over all of its contributions. Both are the same on all ranks after the same round.
+        ``waited`` is in seconds, for this rank.
         """
         return self._account.numbers(self.rounds, self.contributions) | {"non_finite": self._handin.non_finite}
 
-    # The group, and the collective.
+    # The group and the collective.
 
     def _connect(self) -> None:
         if self._group is not None:
@@ -376,7 +390,7 @@ class Gradients:
         self._agreement.give(0)
 
     def _open(self) -> BucketedAllreduce:
-        """The collective, which the first step makes: the optimizers are there then."""
+        """Returns the collective, which the first step creates, because the optimizers exist then."""
         if self._has_finished:
             raise UsageError("this training has finished; a new Gradients begins another one")
         self._handin.failure.check()
@@ -400,7 +414,7 @@ class Gradients:
         if self._expected_model not in (None, self._replica.fingerprint_of_model()):
             raise UsageError("the model is not that of the checkpoint: load its state_dict, too, before the first step")
         self._expected_model = None
-        # A forward pass has changed buffers by now.
+        # A forward pass has changed the buffers by now.
         self._compare(buffers=False)
         lengths, dtype = self._handin.lengths, NAMES[self._handin.dtype]
         made = lambda world, _: world.allreduce(lengths, dtype=dtype, buckets=self._buckets, **self._choices)  # noqa: E731
@@ -420,12 +434,12 @@ class Gradients:
             )
 
     def _begin_step(self) -> None:
-        """The first gradient of a step is ready: what may change at a meeting has changed."""
+        """Begins a step: its first gradient is ready, so what may change at a meeting has changed."""
         if self._has_finished:
             raise UsageError("this training has finished, and its hook is there still: put the module into another DDP")
         self._check_problem()
         if self.met:
-            # A backward pass is under way, for which layers may be frozen.
+            # A backward pass is running, and layers may be frozen for it.
             now = self._replica.hyperparameters()
             self._remembered = {name: value for name, value in now.items() if not name.startswith("requires_grad of ")}
         self.met = self._is_synchronous and not self._some_left
@@ -435,7 +449,7 @@ class Gradients:
         contributions = [entry for entry in entries if entry.part != "leaving"]
         assert self._leaving is not None and self._function is not None
         self._some_left = self._leaving.note(outcome)
-        # A round that has leavers only changes nothing: a step with zeros would change momentum.
+        # A round with only leaving ranks changes nothing: a step with zeros would change momentum.
         if not contributions:
             return
         number = self._restored + outcome.round
@@ -458,7 +472,9 @@ class Gradients:
             self._in_round = False
 
     def _is_full(self) -> bool:
-        """Whether the last round is one that has all ranks: the collective counts from where it was made."""
+        """Returns whether the last round was one that waits for all ranks. The collective counts rounds from its
+        creation.
+        """
         return (self.rounds - self._restored) % self._meet_every == 0
 
     def _meet(self) -> None:
@@ -501,7 +517,7 @@ class Gradients:
             )
 
     def _check_parameters(self) -> None:
-        """Refuses parameters that this rank alone would train: those whose gradients are not handed in."""
+        """Refuses parameters that only this rank would train: their gradients are not handed in."""
         if (name := self._replica.unknown(self._handin)) is not None:
             raise UsageError(
                 f"{name} was frozen when Gradients was made, or has come later, and its gradient is not handed in: freeze "

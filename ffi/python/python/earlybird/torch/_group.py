@@ -40,7 +40,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
 
     @staticmethod
     def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> EarlybirdProcessGroup:
-        """What torch calls for a new group, on its members."""
+        """Creates the group; torch calls it for a new group, on its members."""
         return EarlybirdProcessGroup(store, rank, size, timeout)
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
@@ -57,10 +57,10 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         self._barriers = 0
         self._key = place
         self.handed_in = 0
-        """Collectives so far: the same call has the same number on all ranks."""
+        """The number of collectives so far. The same call has the same number on all ranks."""
         watch(self, place, store)
         self.partial: list[Gradients | ModelAverage] = []
-        """Trainings whose ranks are in different rounds."""
+        """The trainings whose ranks are in different rounds."""
 
     # What torch asks a group about itself.
 
@@ -112,7 +112,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         self.world.abort("the process group was aborted")
 
     def give_up(self, reason: str) -> None:
-        """Makes all calls of all ranks fail, for this reason."""
+        """Makes all calls of all ranks fail, with ``reason`` in the error."""
         with contextlib.suppress(UsageError):
             self.world.abort(reason)
 
@@ -122,7 +122,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         return chosen.total_seconds()
 
     def _check_rounds(self) -> None:
-        """Refuses a call for which ranks would wait that are in other rounds, and may never come."""
+        """Refuses a call that would wait for ranks in other rounds, which may never make it."""
         for training in self.partial:
             if not training.met:
                 raise UsageError(
@@ -131,18 +131,18 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
                 )
 
     def ranks(self) -> list[int]:
-        """The ranks that its members have among all."""
+        """Returns the members' ranks in the world of all processes."""
         is_made = self in dist.distributed_c10d._world.pg_map
         return dist.get_process_group_ranks(self) if is_made else list(range(self._own_size))
 
     def _entry(self, name: str) -> Entry:
-        """A call that is handed in now."""
+        """Numbers a call that is handed in now."""
         with self._opening:
             self.handed_in += 1
             return Entry(self._key, self.handed_in, name, time.monotonic())
 
     def _make(self, name: str, opts: Any, tensors: Any, call: Callable[[float], list[Tensor]]) -> Work:
-        """Makes a call with tensors, those in lists as well."""
+        """Makes a call with tensors, which may be in lists."""
         self._check_rounds()
         seconds, events = self._seconds(opts), ready(tensors)
 
@@ -154,7 +154,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         return self._calls.make(on_host, getattr(opts, "asyncOp", True), devices, self._entry(name))
 
     def in_turn(self, call: Callable[[], Result]) -> Result:
-        """Makes a call of the world after those that were handed in before, and returns what it returns."""
+        """Makes a call of the world after the calls that were handed in before, and returns its result."""
         results: list[Result] = []
 
         def made() -> list[Tensor]:
@@ -165,7 +165,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
         return results[0]
 
     def empty(self, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor in memory that the other ranks read in place (:func:`earlybird.torch.empty`)."""
+        """Creates a tensor in memory that the other ranks read in place (:func:`earlybird.torch.empty`)."""
         self._check_rounds()
         length = math.prod(size) * dtype.itemsize
         memory = self.in_turn(lambda: self.world.empty(length, np.uint8, self._seconds(None)))
@@ -414,7 +414,7 @@ class EarlybirdProcessGroup(dist.ProcessGroup):
 
 
 def group_of(group: Any, use: str) -> EarlybirdProcessGroup:
-    """The group, or that of all ranks; `use` says what for."""
+    """Returns the group, or the group of all ranks if there is none; `use` says for what, in errors."""
     chosen = group if group is not None else dist.group.WORLD
     if chosen is None:
         raise UsageError(f"{use} need a process group; call torch.distributed.init_process_group first")
@@ -426,17 +426,17 @@ def group_of(group: Any, use: str) -> EarlybirdProcessGroup:
 
 
 def size_of(tensor: Tensor) -> int:
-    """Bytes of a tensor's elements."""
+    """Returns the bytes of a tensor's elements."""
     return tensor.numel() * tensor.element_size()
 
 
 def bytes_tensor(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, as a tensor."""
+    """Returns the bytes of a tensor, as a tensor."""
     return contiguous(tensor).reshape(-1).view(torch.uint8)
 
 
 def check_rows(tensor: Tensor, splits: Sequence[int], ranks: int) -> None:
-    """Refuses rows that are not those of all ranks together."""
+    """Refuses rows that cannot be divided among the ranks in this way."""
     rows = tensor.shape[0] if tensor.dim() else 1
     if not splits and rows % ranks != 0:
         raise UsageError(f"Tensor's dim 0 does not divide equally across group size: {rows} rows for {ranks} ranks")
@@ -445,7 +445,7 @@ def check_rows(tensor: Tensor, splits: Sequence[int], ranks: int) -> None:
 
 
 def row_bytes(tensor: Tensor, splits: Sequence[int], ranks: int) -> list[int]:
-    """Bytes of so many rows each; of equal parts if there are no numbers."""
+    """Returns the bytes of each rank's rows; of equal parts if ``splits`` is empty."""
     rows = tensor.shape[0] if tensor.dim() else 1
     counts = list(splits) if splits else [rows // ranks] * ranks
     return [count * (size_of(tensor) // max(rows, 1)) for count in counts]

@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 
 
 def widest(parameters: list[nn.Parameter]) -> torch.dtype:
-    """The type in which gradients of these parameters are summed."""
+    """Returns the type in which gradients of these parameters are summed."""
     dtype = parameters[0].dtype
     for parameter in parameters:
         dtype = torch.promote_types(dtype, parameter.dtype)
@@ -34,16 +34,17 @@ def _sum_of_bits(tensor: Tensor) -> tuple[int, int]:
 
 
 def _mark(gradient: Tensor) -> tuple[int, int]:
-    """Tells a gradient from another one in its place, and from what it was, in most cases."""
+    """Tells a gradient from another gradient, and from earlier values, in most cases."""
     return gradient.data_ptr() if gradient.layout == torch.strided else 0, gradient._version
 
 
 class HandIn:
     """Takes gradients as they become ready.
 
-    A hook on each parameter copies its gradient into the bucket that it shares with others, which is handed in with the last one
-    of them, still in the backward pass; in place of these hooks, one of ``DistributedDataParallel`` gives gradients. With a
-    scaler all that is done by :meth:`complete`, because one number that is not finite makes all of it zeros.
+    A hook on each parameter copies its gradient into the bucket that it shares with others. The last gradient of a
+    bucket hands the bucket in, still during the backward pass. Instead of these hooks, a hook of
+    ``DistributedDataParallel`` can give the gradients. With a scaler :meth:`complete` does all this, because one
+    number that is not finite turns all gradients into zeros.
     """
 
     def __init__(
@@ -53,18 +54,18 @@ class HandIn:
             raise UsageError(f"scaler is a torch.amp.GradScaler, and not a {type(scaler).__name__}")
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.failure = Failure()
-        """Of the collective that gradients go to."""
+        """The failure of the collective to which gradients go."""
         self._finite_steps = 0
         self.non_finite = 0
-        """Contributions that were zeros, because a number was not finite."""
+        """The number of contributions that were zeros because a number was not finite."""
         self._begins = begins
         self._by_hook = by_hook
         self._sum: BucketedAllreduce | None = None
         self._takes = True
         self._filled: set[int] = set()
-        # Parameters that a backward pass of this step under no_sync() has given a gradient.
+        # The parameters to which a backward pass of this step under no_sync() has given a gradient.
         self._added: set[int] = set()
-        # What is in `.grad` since the last step: address and version.
+        # What ``.grad`` has held since the last step: address and version.
         self._left: dict[int, tuple[int, int]] = {}
         # What the gradients of this step were: address, version, bits.
         self._seen: dict[int, tuple[int, int, tuple[int, int]]] = {}
@@ -87,24 +88,26 @@ class HandIn:
         self._hooks = [parameter.register_post_accumulate_grad_hook(self._is_ready) for parameter in hooked]
 
     def __contains__(self, parameter: object) -> bool:
-        """Whether the gradient of a parameter is handed in."""
+        """Returns whether the gradient of a parameter is handed in."""
         return parameter in self._index
 
     @property
     def lengths(self) -> list[int]:
-        """Elements of the gradients, in the order in which they become ready, more or less: that of the parameters, backwards."""
+        """The elements of each gradient, roughly in the order in which they become ready: the reverse order of the
+        parameters.
+        """
         return [parameter.numel() for parameter in reversed(self.parameters)]
 
     def _place(self, index: int) -> int:
-        """Which tensor of the collective a parameter's gradient is."""
+        """Returns which tensor of the collective a parameter's gradient is."""
         return len(self.parameters) - 1 - index
 
     def connect(self, sum: BucketedAllreduce) -> None:
-        """Gradients go to this collective, of these :attr:`lengths`, from now on."""
+        """From now on, gradients go to this collective, which has these :attr:`lengths`."""
         self._sum = sum
 
     def end(self) -> None:
-        """Takes no gradient any more."""
+        """Stops taking gradients."""
         self._sum = None
         for hook in self._hooks:
             hook.remove()
@@ -112,12 +115,12 @@ class HandIn:
 
     @property
     def has_begun(self) -> bool:
-        """A backward pass of this step has handed in something."""
+        """Whether a backward pass of this step has handed in something."""
         return bool(self._seen)
 
     @contextlib.contextmanager
     def resting(self) -> Iterator[None]:
-        """Backward passes whose gradients are added up in ``.grad`` and not handed in."""
+        """Within it, backward passes add up their gradients in ``.grad`` without handing them in."""
         before, self._takes = self._takes, False
         try:
             yield
@@ -163,12 +166,12 @@ class HandIn:
         with self.failure.noted():
             if not self._filled:
                 sum.begin()
-            # Its bytes: NumPy does not have all types.
+            # Passes bytes, because NumPy lacks some of the types.
             sum._fill(self._place(index), bytes_of(contiguous(gradient.detach().to(self.dtype))).data)
         self._filled.add(index)
 
     def complete(self) -> None:
-        """Hands in what is not yet handed in: parameters without a gradient contribute zeros."""
+        """Hands in the remaining gradients; parameters without a gradient contribute zeros."""
         sum = self._sum
         assert sum is not None
         self._check()
@@ -179,7 +182,7 @@ class HandIn:
                 "there was no backward pass since the last step, or all were under no_sync(), or gradients were assigned, which is "
                 "not seen: a step that has none is left out"
             )
-        # The last pass may have left out what those before have used.
+        # The last pass may have omitted parameters that earlier passes have used.
         gradients = {index: self.parameters[index].grad for index in self._added | self._seen.keys()}
         self._refuse_assigned(gradients.keys())
         if self._scaler is not None:
@@ -189,7 +192,7 @@ class HandIn:
                 self._fill(sum, index, gradients.get(index))
 
     def _refuse_assigned(self, known: Container[int]) -> None:
-        """Refuses gradients that are there and no backward pass has given."""
+        """Refuses gradients that no backward pass has given."""
         for index, parameter in enumerate(self.parameters):
             gradient = parameter.grad
             if index in known or gradient is None or _mark(gradient) == self._left.get(index):
@@ -201,11 +204,11 @@ class HandIn:
                 )
 
     def _check(self) -> None:
-        """Refuses gradients that were changed after they had been taken."""
+        """Refuses gradients that changed after they were taken."""
         for index, (address, version, bits) in self._seen.items():
             gradient = self.parameters[index].grad
             is_same = gradient is not None and _mark(gradient) == (address, version)
-            # A version does not tell of all changes, and tells of a multiplication by 1.
+            # A version misses some changes, and reports a multiplication by 1.
             if is_same and index != self._smallest:
                 continue
             if gradient is None or gradient.layout != torch.strided or _sum_of_bits(gradient) != bits:
@@ -216,7 +219,7 @@ class HandIn:
                 )
 
     def _unscaled(self, scaler: torch.amp.GradScaler, gradients: dict[int, Tensor | None]) -> dict[int, Tensor | None]:
-        """Gradients without this rank's scale, which moves as the scaler would move it."""
+        """Returns the gradients without this rank's scale, which it updates as the scaler would."""
         if scaler._scale is None:
             raise UsageError("no backward pass was scaled by scaler=: scaler.scale(loss).backward()")
         scale = scaler.get_scale()
@@ -232,7 +235,7 @@ class HandIn:
         return dict(unscaled)
 
     def begin_again(self) -> None:
-        """The outcomes of a step are applied."""
+        """Begins a new step: the outcomes of the last step are applied."""
         gradients = ((index, parameter.grad) for index, parameter in enumerate(self.parameters))
         self._left = {index: _mark(gradient) for index, gradient in gradients if gradient is not None}
         self._filled.clear()

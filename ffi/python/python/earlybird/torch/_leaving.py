@@ -1,4 +1,4 @@
-"""How ranks that have left wait for those that go on."""
+"""How ranks that have left wait for those that continue."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from .._earlybird import collectives
 from .._errors import Timeout
 from .._world import World
 
-# Beyond the tags of torch, which are numbers of 32 bits, and of its barriers.
+# Beyond the tags of torch, which are 32-bit numbers, and of its barriers.
 _TAG = 1 << 41
 
-# How often ranks that have left hear of rounds, in seconds.
+# The seconds between two messages about rounds to ranks that have left.
 _OFTEN = 1.0
 
 _ROUND, _END = 0, 1
 
 
 class Leaving:
-    """Which ranks have left, by the cuts that this rank has applied.
+    """Knows which ranks have left, from the cuts that this rank has applied.
 
-    A rank that has left sees no round any more. The lowest rank that goes on tells it at times that there are rounds, and one
-    of the last tells it that all have left. So it waits as long as there are rounds.
+    A rank that has left sees no further rounds. The lowest rank that continues tells it from time to time that there
+    are rounds, and one of the last ranks tells it that all have left. So it waits as long as there are rounds.
     """
 
     def __init__(self, world: World) -> None:
@@ -35,14 +35,14 @@ class Leaving:
         self._is_over = False
 
     def note(self, outcome: Outcome | BucketOutcome) -> bool:
-        """Notes who leaves in a round; returns whether ranks have left by now."""
+        """Records which ranks leave in a round. Returns whether any rank has left by now."""
         leaving = [entry.rank for entry in outcome.entries if entry.part == "leaving"]
         if leaving:
             self._left.append(leaving)
         return bool(self._left)
 
     def tell_of_rounds(self, timeout: float) -> None:
-        """Tells ranks that have left that there are rounds."""
+        """Tells the ranks that have left that there are still rounds."""
         gone = [rank for ranks in self._left for rank in ranks]
         goes_on = [rank for rank in range(self._world.size) if rank not in gone]
         now = time.monotonic()
@@ -53,12 +53,12 @@ class Leaving:
     def wait_for_all(self, timeout: float) -> None:
         """Waits until all ranks have left, after this one has.
 
-        :raises Timeout: no round came to its end for so long. Nothing is lost: call again to go on.
+        :raises Timeout: no round was completed for this time. Nothing is lost: call again to continue.
         """
         if self._is_over:
             return
         if sum(map(len, self._left)) == self._world.size:
-            # This rank is one of the last, all of which know it.
+            # This rank is one of the last ranks, all of which know that.
             last = self._left[-1]
             if self._world.rank == min(last):
                 self._tell([rank for ranks in self._left[:-1] for rank in ranks], _END, timeout)

@@ -1,7 +1,7 @@
-"""How the ranks of a group find each other, by torch's store.
+"""How the ranks of a group find each other, through torch's store.
 
-The store may outlive the processes: after a restart it still has what the last ones have said. So each rank says a word that
-it has just made up, and goes on only when rank 0 has repeated it.
+The store may outlive the processes: after a restart it still holds what the previous processes wrote. So each rank
+writes a new random word, and continues only when rank 0 has repeated it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _PAUSE = 0.005
 
 
 def _this_machine() -> str:
-    """A name that the processes of this machine have in common, and no others."""
+    """Returns a name that the processes of this machine share with no others."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     namespace = Path("/proc/self/ns/net")
     parts = [socket.gethostname()]
     if boot.exists():
         parts.append(boot.read_text().strip())
     if namespace.exists():
-        # Ranks in containers of their own have no socket in common.
+        # Ranks in separate containers share no socket.
         parts.append(os.readlink(namespace))
     return " ".join(parts)
 
 
 def _own_address() -> str:
-    """An address of this machine by which the others know it: that on the way to the job's first machine."""
+    """Returns an address of this machine that the others can reach: the one on the route to the job's first machine."""
     target = os.environ.get("MASTER_ADDR", "")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -45,7 +45,7 @@ def _own_address() -> str:
 
 
 def _place(machines: set[str]) -> str:
-    """A new place to meet at, for ranks on these machines."""
+    """Returns a new place to meet at, for ranks on these machines."""
     if len(machines) == 1:
         return f"unix:earlybird-{secrets.token_hex(16)}"
     with socket.socket() as free:
@@ -54,7 +54,7 @@ def _place(machines: set[str]) -> str:
 
 
 def _said(store: dist.Store, key: str) -> str:
-    """What a key has now; nothing if it was never set."""
+    """Returns the current value of a key; an empty text if it was never set."""
     return store.get(key).decode() if store.check([key]) else ""
 
 
@@ -66,7 +66,7 @@ def _wait(until: float, rank: int, is_done: Callable[[], bool], missing: Callabl
 
 
 def _lead(store: dist.Store, size: int, until: float) -> str:
-    """Rank 0 chooses the place. All have to confirm it, with the words that they say now."""
+    """Rank 0 chooses the place. All ranks must confirm it, with their current words."""
     heard: list[str] = []
     meeting = ""
 
@@ -118,12 +118,12 @@ def _follow(store: dist.Store, rank: int, word: str, until: float) -> str:
 
 
 def meet(store: dist.Store, rank: int, size: int, timeout: float) -> tuple[str, str]:
-    """Where the ranks of a group meet, and their secret."""
+    """Returns where the ranks of a group meet, and their secret."""
     word, until = secrets.token_hex(8), time.monotonic() + timeout
     store.set(f"earlybird/here/{rank}", f"{word} {_this_machine()}")
     meeting = _lead(store, size, until) if rank == 0 else _follow(store, rank, word, until)
     secret, place, *_ = meeting.split()
-    # A process that reaches torch's store can read what is in it.
+    # A process that reaches torch's store can read its contents.
     given = os.environ.get("EARLYBIRD_SECRET", "")
     if not given and rank == 0 and place.startswith("tcp:"):
         logging.getLogger("earlybird").warning(

@@ -1,4 +1,4 @@
-"""A barrier that says which ranks did not come, as ``torch.distributed.monitored_barrier`` asks for it."""
+"""A barrier that names the ranks that did not come, as ``torch.distributed.monitored_barrier`` requires."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 from .._earlybird import World, collectives
 from .._errors import Timeout
 
-# Beyond the tags of torch, which are numbers of 32 bits.
+# Beyond the tags of torch, which are 32-bit numbers.
 _TAGS = 1 << 40
 
-# What rank 0 gives to each rank when the time is over and it is to name all.
+# The time that rank 0 gives to each rank after the deadline if it must name all missing ranks.
 _LAST_LOOK = 0.01
 
 _NOTHING = np.empty(0, np.uint8)
 
 
 def monitored_barrier(world: World, number: int, timeout: float, wait_all_ranks: bool) -> None:
-    """Waits until all ranks have called it: each tells rank 0, which tells all others when it knows of all.
+    """Waits until all ranks have called it: each tells rank 0, which tells all others once it knows of all.
 
-    `number` counts these barriers, so that a rank that comes too late is not taken for one that comes to the next. The texts of
-    failures are those of gloo, because programs look for them.
+    `number` counts these barriers, so that a rank that comes too late is not mistaken for one that comes to the next
+    barrier. The texts of failures are those of gloo, because programs search for them.
     """
     began, rank, tag = time.monotonic(), world.rank, _TAGS + number
     if rank == 0:
@@ -45,7 +45,7 @@ def monitored_barrier(world: World, number: int, timeout: float, wait_all_ranks:
         return
     try:
         collectives.send(world, _NOTHING, 0, tag, timeout)
-        # Rank 0 needs this long to see that another one is missing.
+        # Rank 0 needs this long to notice that another rank is missing.
         collectives.receive(world, _NOTHING.copy(), 0, tag, timeout + world.size * _LAST_LOOK)
     except RuntimeError as error:
         raise RuntimeError(

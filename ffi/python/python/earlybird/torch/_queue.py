@@ -23,36 +23,36 @@ Call = Callable[[], list[torch.Tensor]]
 
 
 class MadeCall(Work):
-    """A call that was made, or will be: what torch waits for."""
+    """A call that was made or will be made; torch waits for it."""
 
     def __init__(self, calls: Calls, call: Call, devices: Sequence[torch.device] = ()) -> None:
         super().__init__()
         self._calls = calls
         self._call: Call | None = call
         self.entry: Entry | None = None
-        """What the ranks that wait for it are told."""
-        # What it results in may lie on these devices only.
+        """What ranks that wait for the call are told."""
+        # Its results may lie only on these devices.
         self._devices = list(devices)
         self._result: list[torch.Tensor] = []
         self._error: Exception | None = None
         self.interrupt: BaseException | None = None
-        """What ends the program and not only this call: Ctrl-C."""
+        """An exception that ends the program and not only this call: Ctrl-C."""
         self._is_done = False
-        # Held until the call is made. A wait for it ends at Ctrl-C, one for a future does not.
+        # Held until the call is made. A wait for it ends at Ctrl-C; a wait for a future does not.
         self._going_on = threading.Lock()
         self._going_on.acquire()
         self.source: int | None = None
-        """The rank that a message came from."""
-        # Where it is in its queue, which keeps these.
+        """The rank that sent the message."""
+        # Its number in the queue, which maintains these fields.
         self.number = 0
         self.is_waiting = False
-        """It was handed in, and no thread makes it yet."""
+        """Whether it was handed in and no thread makes it yet."""
         self.is_over = False
-        """It was made, and its callbacks have begun or there were none."""
+        """Whether it was made and its callbacks have begun, or it has none."""
         self.is_behind = False
-        """Its callbacks come after calls that were handed in later."""
+        """Whether its callbacks come after calls that were handed in later."""
         self.future: torch.futures.Future[Any] | None = None
-        # That follows this one, which :meth:`tell` completes.
+        # The future that this one follows; :meth:`tell` completes it.
         self._made: torch.futures.Future[Any] | None = None
 
     def make(self) -> None:
@@ -61,7 +61,7 @@ class MadeCall(Work):
         try:
             self._result = call() if call is not None else []
         except BaseException as error:
-            # What leaves a thread is lost: what waits for this gets it.
+            # An exception that leaves a thread is lost, so it goes to whatever waits for this call.
             if isinstance(error, Exception):
                 self._error = explained(self.entry, error)
             else:
@@ -73,7 +73,7 @@ class MadeCall(Work):
         if not self._is_done:
             self._calls.check_process()
             self._calls.hurry(self)
-            # torch says "no limit" by 0.
+            # torch passes 0 for "no limit".
             seconds = timeout.total_seconds() if timeout else -1
             try:
                 with waiting(self.entry):
@@ -81,7 +81,7 @@ class MadeCall(Work):
                 if not is_done:
                     raise Timeout(f"the call is not done after {seconds} s; it goes on until its own deadline")
             except KeyboardInterrupt:
-                # It cannot be taken back.
+                # The call cannot be undone.
                 self._calls.abort("a wait for a call was interrupted")
                 raise
             self._going_on.release()
@@ -106,9 +106,9 @@ class MadeCall(Work):
         return self._calls.future_of(self)
 
     def open(self) -> torch.futures.Future[Any]:
-        """Makes the future."""
+        """Creates the future."""
         self._made = torch.futures.Future(devices=self._devices)
-        # A failure that a callback raises reaches what waits in C++, too.
+        # A failure that a callback raises also reaches waiters in C++.
         self.future = self._made.then(self._outcome)
         return self.future
 
@@ -132,7 +132,7 @@ class MadeCall(Work):
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.callbacks: list[Calls] = []
-        """The queues whose callbacks the thread is in; the innermost last."""
+        """The queues whose callbacks the thread is running; the innermost is the last."""
 
 
 _THREAD = _Thread()
@@ -141,10 +141,11 @@ _THREAD = _Thread()
 class Calls:
     """A thread that makes calls in the order in which they are handed in, without the interpreter's lock.
 
-    Callbacks have a place in this order, so that calls which they make come in the same order on all ranks: after the call
-    whose future it is, and after what was handed in before the program asked for the future. The queue stays there until they
-    return. What they hand in is made when they wait for it, or else when they return, before all that waits behind them.
-    Threads that are in a callback make these calls themselves: none waits for a queue that waits for it.
+    Callbacks have a place in this order, so that the calls that they make come in the same order on all ranks: after
+    the call whose future it is, and after what was handed in before the program asked for the future. The queue waits
+    there until the callbacks return. Calls that they hand in are made when they wait for them, or else when they
+    return, before all later calls. Threads that run a callback make these calls themselves, so none of them waits for
+    a queue that waits for it.
     """
 
     def __init__(self, name: str, abort: Callable[[str], None]) -> None:
@@ -152,14 +153,14 @@ class Calls:
         # Ends all calls of all ranks.
         self.abort = abort
         self._waiting: deque[MadeCall] = deque()
-        # What callbacks that run now have handed in; the innermost last.
+        # The calls that running callbacks have handed in; the innermost callback is the last.
         self._inner: list[deque[MadeCall]] = []
         self._handed_in = 0
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        # Something waits, or a callback has returned, or the end has come.
+        # Signals that a call waits, that a callback has returned, or that the queue ends.
         self._changed = threading.Condition(self._lock)
-        # One call at a time, and each is taken out in its turn, whichever thread makes it.
+        # One call at a time, taken in its turn by any thread.
         self._making = threading.Lock()
         self._maker: int | None = None
         self._pending = 0
@@ -176,7 +177,7 @@ class Calls:
         devices: Sequence[torch.device] = (),
         entry: Entry | None = None,
     ) -> MadeCall:
-        """Makes a call: now, if the caller will wait for it anyway and no other is before it."""
+        """Makes a call: at once, if the caller waits for it anyway and no other call is before it."""
         made = MadeCall(self, call, devices)
         made.entry = entry
         self.check_process()
@@ -204,19 +205,21 @@ class Calls:
         return made
 
     def add(self, made: MadeCall) -> None:
-        """Makes a call after all others."""
+        """Adds a call after all others."""
         self.check_process()
         with self._lock:
             self.check()
             self._put(made)
 
     def check_process(self) -> None:
-        """Raises an error in a forked child. It has no thread that makes calls, and its copy of a lock may be held for ever."""
+        """Raises an error in a forked child. It lacks the thread that makes calls, and its copy of a lock may be held
+        for ever.
+        """
         if os.getpid() != self._process:
             raise UsageError("a forked child must not use a process group of its parent; start processes by spawn")
 
     def check(self) -> None:
-        """Raises an error after the end, except in a callback, which came before it."""
+        """Raises an error after the end, except in a callback, which was begun before it."""
         if self._ended and self not in _THREAD.callbacks:
             raise RuntimeError("the process group was shut down")
 
@@ -235,7 +238,9 @@ class Calls:
         self._changed.notify_all()
 
     def future_of(self, made: MadeCall) -> torch.futures.Future[Any]:
-        """The future of a call. Its callbacks come after all that was handed in before the first time that this is called."""
+        """Returns the future of a call. Its callbacks come after all that was handed in before the first call of this
+        method.
+        """
         self.check_process()
         self.hurry(made, made.future is not None)
         with self._lock:
@@ -250,8 +255,9 @@ class Calls:
         return future
 
     def hurry(self, made: MadeCall, over: bool = False) -> None:
-        """Makes a call, and what is before it, if this thread is in a callback for which its queue may wait; if it is to be
-        ``over``, its callbacks, too."""
+        """Makes a call and all earlier ones, if this thread is in a callback for which its queue may wait. With
+        ``over`` it also runs the callbacks of the call.
+        """
         while self._inner and _THREAD.callbacks and (made.is_waiting or (over and made.is_behind and not made.is_over)):
             if not self._step():
                 return
@@ -261,15 +267,16 @@ class Calls:
         make_calls_of_others()
         while True:
             with self._lock:
-                # What a callback hands in comes before what waits, whichever thread runs it.
+                # The calls that a callback hands in come before waiting ones, whichever thread runs it.
                 self._changed.wait_for(lambda: not self._inner and (self._waiting or self._ended))
                 if not self._waiting:
                     return
             self._step()
 
     def _step(self, inner: deque[MadeCall] | None = None) -> bool:
-        """Makes the next call and runs its callbacks; or runs them only, where it was made before. Returns whether there was
-        one: of those that a callback has handed in, or else of all."""
+        """Makes the next call and runs its callbacks; if the call was made before, it only runs them. Returns whether
+        there was one, among those that a callback has handed in, or else among all.
+        """
         with self._making:
             with self._lock:
                 full = [each for each in (self._inner if inner is None else [inner]) if each]
@@ -313,8 +320,9 @@ class Calls:
                 self._idle.notify_all()
 
     def end(self, patience: float | None = None) -> None:
-        """Ends the thread after the calls that were handed in, and waits for that: so many seconds, or until it has happened.
-        In a forked child there is none."""
+        """Ends the thread after the calls that were handed in, and waits for its end, ``patience`` seconds at most if
+        given. In a forked child there is no thread.
+        """
         if os.getpid() != self._process:
             return
         with self._lock:
@@ -330,7 +338,7 @@ class Calls:
             thread.join()
 
     def drop(self) -> None:
-        """Drops the calls that wait, and waits a while for the thread to come back from the one that it makes."""
+        """Drops the waiting calls, and waits a while for the thread to return from the call that it makes."""
         if self._thread is not None:
             with self._lock:
                 self._waiting.clear()
@@ -339,17 +347,17 @@ class Calls:
             self._thread.join(PATIENCE)
 
 
-# Those that are used, or have a thread.
+# The queues that are used, or have a thread.
 _ALL: weakref.WeakSet[Calls] = weakref.WeakSet()
 _ALL_LOCK = threading.Lock()
 _PROCESS = os.getpid()
 
 PATIENCE = 1.0
-"""A call that has not ended after so many seconds may never do: a message that does not come."""
+"""The seconds after which an unfinished call may never finish, such as a wait for a message that does not come."""
 
 
 def end_all(ended: Iterable[Calls]) -> None:
-    """Ends several, and waits a while for all of them together."""
+    """Ends several queues, and waits a while for all of them together."""
     until = time.monotonic() + PATIENCE
     for calls in ended:
         calls.end(max(0.0, until - time.monotonic()))
@@ -357,7 +365,8 @@ def end_all(ended: Iterable[Calls]) -> None:
 
 @atexit.register
 def _end() -> None:
-    # An interpreter that ends while a thread of its is inside torch aborts the process. A forked child has no such threads.
+    # An interpreter that ends while one of its threads is inside torch aborts the process. A forked child lacks these
+    # threads.
     if os.getpid() == _PROCESS:
         with _ALL_LOCK:
             left = list(_ALL)

@@ -1,4 +1,4 @@
-"""What ranks of a training have alike: a model, and what a step changes beside it."""
+"""What ranks of a training have in common: a model, and what a step changes besides it."""
 
 from __future__ import annotations
 
@@ -108,11 +108,11 @@ class Replica:
             self.add(item)
 
     def name_parameters(self) -> None:
-        """Notes the parameters that the model has now."""
+        """Records the names of the parameters that the model has now."""
         self._names = {parameter: name.replace("_orig_mod.", "") for name, parameter in self.model.named_parameters()}
 
     def add(self, item: Any) -> None:
-        """Adds what a step changes, if it is not there yet."""
+        """Adds an object that a step changes, unless it is known."""
         if item is self.model or any(item is known for known in self.state):
             return
         if not isinstance(item, (Tensor, dict, list)) and not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
@@ -120,16 +120,16 @@ class Replica:
         self.state.append(item)
 
     def name(self, parameter: Tensor) -> str:
-        """The model's name of a parameter."""
+        """Returns the model's name of a parameter."""
         return self._names.get(parameter, "a parameter of another model")
 
     def has(self, parameter: Tensor) -> bool:
-        """Whether it is a parameter of the model."""
+        """Returns whether it is a parameter of the model."""
         return parameter in self._names
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those in the state."""
+        """The optimizers in the state."""
         return [item for item in self.state if isinstance(item, torch.optim.Optimizer)]
 
     @property
@@ -139,16 +139,16 @@ class Replica:
 
     @property
     def others(self) -> list[Any]:
-        """What is in the state and no module."""
+        """The items of the state that are not modules."""
         return [item for item in self.state if not isinstance(item, nn.Module)]
 
     def unknown(self, known: Container[Tensor]) -> str | None:
-        """The name of a parameter that is trained and is none of these."""
+        """Returns the name of a trained parameter that is not in ``known``, if there is one."""
         named = self.model.named_parameters()
         return next((name for name, parameter in named if parameter.requires_grad and parameter not in known), None)
 
     def optimizer_of_unknown(self, known: Container[Tensor]) -> str | None:
-        """The class of an optimizer that trains a parameter which is none of these."""
+        """Returns the class of an optimizer that trains a parameter which is not in ``known``, if there is one."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 if any(parameter.requires_grad and parameter not in known for parameter in group["params"]):
@@ -156,22 +156,22 @@ class Replica:
         return None
 
     def fingerprint_of_model(self) -> int:
-        """One for all parameters."""
+        """Returns one fingerprint of all parameters."""
         hashed = hashlib.blake2b(digest_size=8)
         for parameter in self.model.parameters():
             hashed.update(fingerprint(parameter).to_bytes(8, "little"))
         return int.from_bytes(hashed.digest(), "little")
 
     def tensors(self) -> list[Tensor]:
-        """Parameters and buffers of all modules."""
+        """Returns the parameters and buffers of all modules."""
         return [tensor for module in self.modules for tensor in (*module.parameters(), *module.buffers())]
 
     def buffers(self) -> list[Tensor]:
-        """Buffers of all modules."""
+        """Returns the buffers of all modules."""
         return [buffer for module in self.modules for buffer in module.buffers()]
 
     def fingerprints(self, buffers: bool = True) -> list[Fingerprint]:
-        """Those of all that is to be alike, with the buffers or without."""
+        """Returns the fingerprints of all that must be alike, with the buffers or without."""
         found: list[Fingerprint] = []
         for module in self.modules:
             is_model, kind = module is self.model, f"{type(module).__name__} in state"
@@ -200,7 +200,7 @@ class Replica:
             yield Fingerprint(kind, f"{key} of {kind}", value)
 
     def hyperparameters(self) -> dict[str, Any]:
-        """What steps depend on and a gradient does not say: rates, groups, and which parameters are trained."""
+        """Returns what steps depend on besides gradients: rates, groups, and which parameters are trained."""
         seen: dict[str, Any] = {}
         for optimizer in self.optimizers:
             for index, group in enumerate(optimizer.param_groups):
@@ -212,34 +212,36 @@ class Replica:
         return seen
 
     def save(self) -> bytes:
-        """The state without its modules."""
+        """Returns the state without its modules, as bytes."""
         return _saved(self.others)
 
     def extra(self) -> list[dict[str, Any]]:
-        """What ``state_dict`` of each module has beside parameters and buffers."""
+        """Returns what ``state_dict`` of each module holds besides parameters and buffers."""
         return [_extra_of(module) for module in self.modules]
 
     def load_extra(self, extra: list[dict[str, Any]]) -> None:
-        """Takes what :meth:`extra` of another rank has."""
+        """Takes over what :meth:`extra` of another rank returned."""
         for module, values in zip(self.modules, extra, strict=True):
             if values:
                 module.load_state_dict(values, strict=False)
 
     def save_all(self) -> bytes:
-        """The state, for a checkpoint: in one piece, because what is in it may not be there yet in the program that loads it."""
+        """Returns the state for a checkpoint, in one piece, because the program that loads it may not have all its
+        objects yet.
+        """
         for item in self.state:
             _refuse_unsafe(item.state_dict() if hasattr(item, "state_dict") else item, type(item).__name__)
         return _saved(self.state)
 
     @torch.no_grad()
     def load(self, data: bytes) -> None:
-        """Takes what another rank has saved, to the bit and in place."""
+        """Takes over what another rank has saved, to the bit and in place."""
         self._load(self.others, torch.load(io.BytesIO(data), map_location="cpu", weights_only=False))
 
     @torch.no_grad()
     def load_all(self, data: bytes) -> None:
-        """Takes the state from a checkpoint, to the bit and in place."""
-        # A file may come from elsewhere, and what it says to run is not run.
+        """Takes over the state from a checkpoint, to the bit and in place."""
+        # A file may come from elsewhere, so code that it names must not run.
         with torch.serialization.safe_globals(_SAFE):
             saved = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         if len(saved) != len(self.state):
@@ -258,8 +260,9 @@ class Replica:
 
 
 def _put(item: Any, value: Any) -> Any:
-    """Puts a value where another one is, in place as far as it goes: a tensor in a list may be another's, too. Returns what is
-    there now."""
+    """Puts a value in place of another, in place where possible: others may share a tensor in a list. Returns what is
+    there now.
+    """
     if any(isinstance(item, kind) and isinstance(value, kind) for kind in (Tensor, np.ndarray)):
         if (item.shape, item.dtype) == (value.shape, value.dtype):
             item[...] = value
@@ -278,7 +281,7 @@ def _put(item: Any, value: Any) -> Any:
 
 
 def _refuse_unsafe(value: Any, path: str) -> None:
-    """Refuses what a checkpoint does not bring back, because loading it could run anything."""
+    """Refuses what a checkpoint cannot restore, because loading it could run any code."""
     if type(value) in (dict, OrderedDict, Counter):
         for key, part in value.items():
             _refuse_unsafe(part, f"{path}[{key!r}]")
@@ -293,13 +296,15 @@ def _refuse_unsafe(value: Any, path: str) -> None:
 
 
 def _extra_of(module: nn.Module) -> dict[str, Any]:
-    """What a module's ``state_dict`` has beside parameters and buffers: what ``get_extra_state`` gives, and the like."""
+    """Returns what a module's ``state_dict`` holds besides parameters and buffers, such as the result of
+    ``get_extra_state``.
+    """
     known = {name for name, _ in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))}
     return {name: value for name, value in module.state_dict().items() if name not in known}
 
 
 def _extra_of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What an optimizer has beside its groups and the state of each parameter."""
+    """Returns what an optimizer holds besides its groups and the state of each parameter."""
     extra = {str(key): value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
     if type(optimizer).state_dict is not torch.optim.Optimizer.state_dict:
         extra |= {key: value for key, value in optimizer.state_dict().items() if key not in ("state", "param_groups")}
@@ -313,9 +318,9 @@ def _saved(items: list[Any]) -> bytes:
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, value: dict[str, Any]) -> None:
-    """As ``load_state_dict``, which would turn state of 32 bits into 16 where its parameter has 16."""
+    """Loads like ``load_state_dict``, which would turn 32-bit state into 16 bits where its parameter has 16."""
     if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
-        # It has more than groups and the state of each parameter.
+        # It holds more than groups and the state of each parameter.
         optimizer.load_state_dict(value)
     for key in [key for key in optimizer.state if not isinstance(key, Tensor)]:
         del optimizer.state[key]
@@ -329,7 +334,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, value: dict[str, Any]) -> 
                 continue
             on_host = not (group.get("capturable") or group.get("fused"))
             for key, part in state.items():
-                # A count of steps stays on the host, as where the optimizer has made it.
+                # A step count stays on the host if the optimizer created it there.
                 if isinstance(part, Tensor) and not (key == "step" and on_host):
                     state[key] = part.to(parameter.device)
             optimizer.state[parameter] = state

@@ -1,4 +1,4 @@
-"""What a training knows of its rounds."""
+"""What a training knows about its rounds."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ class Round(NamedTuple):
 
     round: int
     fresh: list[int]
-    """Ranks whose contribution was made for it."""
+    """The ranks whose contribution was made for it."""
     carried: list[int]
-    """Ranks whose contribution was late."""
+    """The ranks whose contribution was late."""
     ages: list[int]
-    """How many rounds late each contribution is, in the order of reduction."""
+    """The number of rounds that each contribution is late, in the order of reduction."""
     initiator: int | None
-    """The rank that closed it; none in a synchronous one."""
+    """The rank that closed it; ``None`` in a synchronous round."""
 
 
 class Account:
-    """How late contributions were, and how long this rank has waited."""
+    """Records how late contributions were, and how long this rank has waited."""
 
     def __init__(self) -> None:
         self._begun = time.monotonic()
         self._waited = 0.0
         self.of_ranks: dict[int, tuple[int, int, int]] = {}
-        """By rank: contributions, those that were late, and by how many rounds they were, all together."""
+        """By rank: the contributions, the late ones, and the total number of rounds that these were late."""
 
     def note(self, rank: int, age: int) -> None:
-        """Notes a contribution, by how many rounds it was late."""
+        """Records a contribution that was this number of rounds late."""
         all, late, ages = self.of_ranks.get(rank, (0, 0, 0))
         self.of_ranks[rank] = all + 1, late + (age > 0), ages + age
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """This rank waits."""
+        """Counts the time within as waiting."""
         begun = time.monotonic()
         try:
             yield
@@ -50,7 +50,7 @@ class Account:
             self._waited += time.monotonic() - begun
 
     def numbers(self, rounds: int, contributions: int) -> dict[str, float]:
-        """The account as numbers for a log. The training has made these rounds, with these contributions."""
+        """Returns the account as numbers for a log. The training has made these rounds, with these contributions."""
         seconds = max(time.monotonic() - self._begun, 1e-9)
         numbers: dict[str, float] = {
             "rounds": rounds,
@@ -67,7 +67,7 @@ class Account:
 
 @contextlib.contextmanager
 def random_numbers(seed: int) -> Iterator[None]:
-    """Those of a round; the program's own go on afterwards."""
+    """Within it, random numbers are those of a round; afterwards the program's own sequence continues."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):

@@ -1,4 +1,4 @@
-"""Schedules that move by the round."""
+"""Schedules that step once for each round."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 
 def by_round(schedule: LRScheduler, may_step: Callable[[], bool]) -> None:
-    """Makes ``step()`` of a schedule do nothing where it may not, and rest at the last value of one with ``total_steps``.
+    """Makes ``step()`` of a schedule do nothing unless ``may_step`` allows it, and stop at the last value of
+    ``total_steps``.
 
-    A schedule that goes beyond them raises its rate again, then fails. Its class is replaced: an attribute would be in its
-    ``state_dict``.
+    Beyond ``total_steps`` a schedule would raise its rate again, then fail. Its class is replaced, because an
+    attribute would be in its ``state_dict``.
     """
     for part in getattr(schedule, "_schedulers", ()):
         by_round(part, lambda: True)

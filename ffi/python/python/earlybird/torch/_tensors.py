@@ -35,7 +35,7 @@ _REDUCTIONS = {"SUM": "sum", "AVG": "mean", "MIN": "min", "MAX": "max", "PRODUCT
 
 
 class _Memory:
-    """Bytes at an address, as NumPy asks for them. An array of them keeps what has them."""
+    """Bytes at an address, in the form that NumPy expects. An array of them keeps their owner alive."""
 
     def __init__(self, owner: Any, address: int, length: int) -> None:
         self.owner = owner
@@ -43,17 +43,17 @@ class _Memory:
 
 
 def bytes_of(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The memory of a contiguous tensor. After `tensor.numpy()` the program could not resize its tensor any more."""
+    """Returns the memory of a contiguous tensor. After `tensor.numpy()` the program could no longer resize its tensor."""
     return np.asarray(_Memory(tensor, tensor.data_ptr(), tensor.numel() * tensor.element_size()))
 
 
 def lent(array: np.ndarray[Any, Any]) -> Tensor:
-    """The bytes of an array that may only be read, as a tensor. torch has none that says so, and warns of such arrays."""
+    """Returns the bytes of a read-only array as a tensor. torch has no read-only tensors, and warns of such arrays."""
     return torch.from_numpy(np.asarray(_Memory(array, array.ctypes.data, array.nbytes)))
 
 
 def contiguous(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy of it on the host that is contiguous."""
+    """Returns the tensor, or a contiguous copy of it on the host."""
     if tensor.device.type not in ("cpu", "cuda") or tensor.layout != torch.strided:
         raise UsageError(f"earlybird moves dense tensors on CPUs and GPUs; this one is {tensor.layout} on {tensor.device}")
     dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -61,16 +61,16 @@ def contiguous(tensor: Tensor) -> Tensor:
 
 
 def result_of(tensor: Tensor) -> Tensor:
-    """What is to be written: the tensor, or memory of the host for as much."""
+    """Returns the memory for a result: the tensor, or memory of the host of the same size."""
     return _cuda.room(tensor) if tensor.is_cuda else contiguous(tensor)
 
 
 def keep(tensor: Tensor, result: Tensor) -> Tensor:
-    """Puts a result where it belongs, if it is not there yet."""
+    """Copies a result into its tensor, unless it is there already."""
     if tensor.data_ptr() != result.data_ptr() or tensor.shape != result.shape or not tensor.is_contiguous():
         place, result = tensor.detach(), result.view(tensor.shape)
         for dimension, stride in enumerate(place.stride()):
-            # An expanded tensor has one element for all along this dimension.
+            # An expanded tensor has one element for all indices of this dimension.
             if stride == 0 and place.shape[dimension] > 1:
                 place, result = place.narrow(dimension, 0, 1), result.narrow(dimension, 0, 1)
         place.copy_(result, non_blocking=result.is_pinned())
@@ -78,13 +78,13 @@ def keep(tensor: Tensor, result: Tensor) -> Tensor:
 
 
 def same(tensors: Iterable[Tensor]) -> None:
-    """Checks that tensors have one type and size."""
+    """Checks that tensors have the same type and size."""
     if len({(tensor.dtype, tensor.numel()) for tensor in tensors}) > 1:
         raise UsageError("the tensors of such a call have one type and one size")
 
 
 def op_name(op: Any) -> str:
-    """The name of a reduction."""
+    """Returns the name of a reduction."""
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"):
         if op == getattr(ReduceOp, name):
             return name
@@ -103,7 +103,7 @@ _FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def _native(tensor: Tensor, name: str) -> tuple[Tensor, tuple[str, str]] | None:
-    """The elements that the library reduces by itself, and what it is to do; none if it has no such elements."""
+    """Returns elements that the library can reduce by itself, and how it must reduce them; ``None`` if there are none."""
     if tensor.is_complex() and name in ("SUM", "AVG"):
         tensor = torch.view_as_real(tensor)
     if name == "AVG" and (tensor.dtype not in NAMES or tensor.dtype == torch.bool):
@@ -124,7 +124,7 @@ def _fold(tensors: list[Tensor], name: str) -> Tensor:
 
 
 def _sum_sparse(world: World, tensor: Tensor, name: str, timeout: float | None) -> Tensor:
-    """Sums tensors of coordinates and values: those of all ranks together, which are then coalesced."""
+    """Sums tensors of coordinates and values. The result holds the coordinates of all ranks, coalesced."""
     if name != "SUM":
         raise UsageError("sparse tensors are summed, and not reduced otherwise")
     mine = tensor.detach().coalesce().cpu()
@@ -136,7 +136,7 @@ def _sum_sparse(world: World, tensor: Tensor, name: str, timeout: float | None) 
     counts = [int(other[0]) for other in shapes]
 
     def all_of(part: Tensor) -> Tensor:
-        # Ranks have different numbers of coordinates: each gives as many as the largest has.
+        # Ranks have different numbers of coordinates. Each passes the number that the largest has.
         padded = part.new_zeros((max(counts), *part.shape[1:]))
         padded[: part.shape[0]] = part
         parts = _gathered(world, padded, timeout)
@@ -144,7 +144,7 @@ def _sum_sparse(world: World, tensor: Tensor, name: str, timeout: float | None) 
 
     places, values = all_of(indices.t().contiguous()).t(), all_of(values.contiguous())
     all = torch.sparse_coo_tensor(places, values, tensor.shape, check_invariants=False)
-    # The caller's mode is not that of the thread that makes its call.
+    # The thread that makes the call does not have the caller's mode.
     with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
         tensor.copy_(all.coalesce())
     return tensor
@@ -166,7 +166,7 @@ def all_reduce(world: World, tensor: Tensor, name: str, timeout: float | None) -
 
 
 def reduce(world: World, tensor: Tensor, name: str, root: int, timeout: float | None) -> Tensor:
-    """Reduces in place on the root; the tensors of others stay what they are."""
+    """Reduces in place on the root; the tensors of other ranks stay unchanged."""
     source = contiguous(tensor)
     native = _native(source, name)
     is_root = world.rank == root
@@ -184,7 +184,7 @@ def reduce(world: World, tensor: Tensor, name: str, root: int, timeout: float | 
 
 
 def reduce_scatter(world: World, out: Tensor, all: Tensor, name: str, timeout: float | None) -> Tensor:
-    """Reduces all blocks; this rank gets its own."""
+    """Reduces all blocks; this rank gets its own block."""
     if all.numel() != out.numel() * world.size or all.dtype != out.dtype:
         raise UsageError(f"{all.numel()} elements are not {world.size} times the {out.numel()} of the result")
     source = contiguous(all)
@@ -200,7 +200,7 @@ def reduce_scatter(world: World, out: Tensor, all: Tensor, name: str, timeout: f
 
 
 def reduce_scatter_blocks(world: World, out: Tensor, blocks: list[Tensor], name: str, timeout: float | None) -> Tensor:
-    """Reduces blocks that may have different lengths, which are alike on all ranks."""
+    """Reduces blocks that may have different lengths, which are the same on all ranks."""
     if len(blocks) != world.size:
         raise UsageError(f"{len(blocks)} blocks are not those of {world.size} ranks")
     lengths = [block.numel() for block in blocks]

@@ -1,15 +1,16 @@
-"""Which calls ranks wait in, so that ranks which wait for each other in different calls are told so.
+"""Finds calls in which ranks wait for each other, and tells the ranks.
 
-A thread of each process looks once a second. If a call has waited that long, it writes a *note* into torch's store: in which
-calls the process waits, and how many calls of each of its groups it has handed in. The lowest rank that waits in a call reads
-the notes of the ranks that have not handed it in. Where these wait in other calls, and so on in a circle, none of them can go
-on.
+A thread of each process polls once a second. If a call has waited that long, the thread writes a *note* into torch's
+store: the calls in which the process waits, and the number of calls of each of its groups that it has handed in. The
+lowest rank that waits in a call reads the notes of the ranks that have not handed it in. If these wait in other calls,
+and so on in a cycle, none of them can continue.
 
-A process counts as waiting only while all of its threads that may make a call are in one: the main thread, others that are no
-daemons, and such as have ever made a call. So a rank that computes, or sleeps, is never part of such a circle, and ranks whose
-main thread waits for its helpers are not told. Notes are read until each of them was written anew twice with nothing
-changed: at some time then all of these calls waited. Then each of their groups gets a text in the store. The ranks that wait in
-it read that, and end their calls some looks later: so all of them know the circle before the first of their processes ends.
+A process counts as waiting only while all of its threads that may make a call are in one. These are the main thread,
+other threads that are not daemons, and threads that have ever made a call. So a rank that computes or sleeps is never
+part of such a cycle, nor is a rank whose main thread waits for its helpers. A rank reads notes until each was
+rewritten twice without a change: at some time all of these calls waited. Then each of their groups gets a text in the
+store. The ranks that wait in the group read it, and end their calls a few polls later, so all of them know the cycle
+before the first of their processes ends.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("earlybird")
 
-# Between two looks, in seconds, and from when on the log says who is in which call.
+# The time between two polls, in seconds, and the wait after which the log says which rank is in which call.
 _PAUSE = 1.0
 _LONG = 10.0
 
@@ -43,30 +44,30 @@ class Entry(NamedTuple):
 
     group: str
     number: int
-    """Among those that the process has handed in to the group: the same on all ranks."""
+    """The call's number among those that the process has handed in to the group; the same on all ranks."""
     name: str
     since: float
 
 
 class _Waiting(threading.local):
-    """What this thread waits in; the innermost last."""
+    """The calls that this thread waits in; the innermost is the last."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         with _LOCK:
-            # A thread that has ended is none that may call.
+            # A thread that has ended can make no call.
             for thread in [thread for thread in _CALLERS if not thread.is_alive()]:
                 del _CALLERS[thread]
             _CALLERS[threading.current_thread()] = self.entries
 
     def leave_out(self) -> None:
-        """This thread makes the calls of others."""
+        """Records that this thread makes the calls of others."""
         with _LOCK:
             del _CALLERS[threading.current_thread()]
 
 
 _LOCK = threading.Lock()
-# Why the calls of a group can come to no end, by its key.
+# Why the calls of a group can never end, by the group's key.
 _CIRCLES: dict[str, str] = {}
 _CALLERS: dict[threading.Thread, list[Entry]] = {}
 _GROUPS: weakref.WeakValueDictionary[str, EarlybirdProcessGroup] = weakref.WeakValueDictionary()
@@ -75,7 +76,7 @@ _HERE = _Waiting()
 
 @contextlib.contextmanager
 def waiting(entry: Entry | None) -> Iterator[None]:
-    """This thread waits for a call."""
+    """Within it, this thread waits for a call."""
     entries = _HERE.entries
     if entry is not None:
         entries.append(entry)
@@ -87,19 +88,19 @@ def waiting(entry: Entry | None) -> Iterator[None]:
 
 
 def make_calls_of_others() -> None:
-    """This thread does not count as one that may call."""
+    """Excludes this thread from those that may make a call."""
     _HERE.leave_out()
 
 
 def _base(store: dist.Store) -> dist.Store:
-    """The store of all ranks, below those of groups."""
+    """Returns the store of all ranks, on which those of groups are based."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return store
 
 
 def explained(entry: Entry | None, error: Exception) -> Exception:
-    """The error of a call: of one that could come to no end, why."""
+    """Returns the error of a call, with an explanation if the call could never end."""
     text = _CIRCLES.get(entry.group) if entry is not None else None
     return error if text is None else Aborted(text)
 
@@ -108,19 +109,20 @@ Note = dict[str, Any]
 
 
 def _edges(rank: int, notes: dict[int, Note]) -> Iterator[tuple[int, list[Any]]]:
-    """For which ranks a rank waits that have not handed its call in, and in which call."""
+    """Yields the ranks that a rank waits for, because they have not handed in its call, with that call."""
     note = notes.get(rank)
     for wait in note["waits"] if note is not None and note["is_waiting"] else ():
         for peer in wait["ranks"]:
             counts = notes[peer]["counts"] if peer in notes else {}
-            # A group that it does not know is one of an earlier process.
+            # A group that it does not know belongs to an earlier process.
             if counts.get(wait["group"], wait["number"]) < wait["number"]:
                 yield peer, wait
 
 
 def _circle(rank: int, notes: dict[int, Note]) -> list[tuple[int, Any]]:
-    """Ranks of which each waits for the next one, and the last one for the first, with their calls: such as this rank waits for,
-    or is one of."""
+    """Returns ranks, with their calls, of which each waits for the next and the last for the first. This rank waits
+    for them, or is one of them.
+    """
     way: list[tuple[int, Any]] = []
     over = set()
 
@@ -144,18 +146,18 @@ def _named(wait: Any) -> str:
 
 
 class _Watch:
-    """The thread of this process that looks."""
+    """The polling thread of this process."""
 
     def __init__(self, store: dist.Store, rank: int) -> None:
         self._store, self._rank = store, rank
         self._ends = threading.Event()
         self._looks = 0
-        # The last note, and since which look it has not changed.
+        # The last note, and the poll since which it has not changed.
         self._said: Note = {}
-        # Of each rank: what its note said, and the look with which it said so first.
+        # For each rank: what its note said, and the poll in which it first said so.
         self._since: dict[int, tuple[str, int]] = {}
         self._logged: Entry | None = None
-        # Groups whose circles this process knows, and the look with which it came to know them.
+        # The groups whose cycles this process knows, and the poll in which it learned of them.
         self._known: dict[str, int] = {}
         self._thread = threading.Thread(target=self._run, name="earlybird waits", daemon=True)
         self._thread.start()
@@ -166,7 +168,7 @@ class _Watch:
 
     def _run(self) -> None:
         while not self._ends.wait(_PAUSE):
-            # The store ends with the process that has it.
+            # The store ends with the process that hosts it.
             with contextlib.suppress(RuntimeError):
                 self._look()
 
@@ -194,10 +196,10 @@ class _Watch:
             self._log(own, notes)
 
     def _note(self) -> tuple[Note, Entry | None]:
-        """What this process says, and the call in which it has waited longest."""
+        """Returns what this process writes, and the call in which it has waited longest."""
         with _LOCK:
             callers = [list(entries) for thread, entries in _CALLERS.items() if thread.is_alive()]
-            # Those that have made no call may make their first one, except servants such as a loader of data has.
+            # Threads that have made no call may make their first one, except daemons such as those of a data loader.
             may_call = any(not thread.daemon and thread not in _CALLERS for thread in threading.enumerate())
         now = time.monotonic()
         entries = [entry for entries in callers for entry in entries[-1:] if now - entry.since >= _PAUSE]
@@ -228,13 +230,15 @@ class _Watch:
         return f"earlybird/waits/in a circle/{group}"
 
     def _note_of(self, rank: int, notes: dict[int, Note]) -> Note | None:
-        """What a rank says; nothing if it has said nothing yet."""
+        """Returns the note of a rank; ``None`` if it has written none yet."""
         if rank not in notes and self._store.check([self._key(rank)]):
             notes[rank] = json.loads(self._store.get(self._key(rank)))
         return notes.get(rank)
 
     def _is_first(self, own: Any, notes: dict[int, Note]) -> bool:
-        """Whether this is the lowest rank that waits in its call. So ranks of a large group do not all read all notes."""
+        """Returns whether this is the lowest rank that waits in its call, so that not all ranks of a large group read
+        all notes.
+        """
         for rank in own["ranks"]:
             if rank == self._rank:
                 break
@@ -284,14 +288,14 @@ _WATCH: _Watch | None = None
 
 
 def watch(group: EarlybirdProcessGroup, key: str, store: dist.Store) -> None:
-    """Looks after the calls of a group, which is the same on all ranks by this key."""
+    """Watches the calls of a group, whose key is the same on all ranks."""
     global _WATCH
     _GROUPS[key] = group
     if dist.is_initialized():
         if _WATCH is None:
             _WATCH = _Watch(_base(store), dist.get_rank())
         return
-    # That of all ranks, which torch does not know yet; there may have been one before.
+    # The group of all ranks, which torch does not know yet; there may have been an earlier one.
     if _WATCH is not None:
         _WATCH.end()
     _WATCH = _Watch(_base(store), group.rank())

@@ -13,14 +13,14 @@ from .._errors import UsageError
 
 
 def _no_join(*_: Any, **__: Any) -> Any:
-    """What ``join`` of a model is."""
+    """Replaces ``join`` of a model."""
     raise UsageError(
         "model.join() waits for all ranks in each step: partial.finish() takes ranks with different numbers of steps"
     )
 
 
 def refuse_choices_of(wrapped: DistributedDataParallel, by_hook: bool) -> None:
-    """Choices by which ranks would wait for each other elsewhere than in rounds."""
+    """Refuses choices by which ranks would wait for each other outside of rounds."""
     if wrapped.find_unused_parameters:
         by = "; that needs Gradients(model) in place of a hook, which DDP calls only if all have one" if by_hook else ""
         raise UsageError(
@@ -33,7 +33,8 @@ def refuse_choices_of(wrapped: DistributedDataParallel, by_hook: bool) -> None:
 
 
 def rest(wrapped: DistributedDataParallel, no_sync: Callable[[], Any]) -> Callable[[], None]:
-    """Its reducer rests, as in its own ``no_sync``, in whose place there is another. Returns what undoes it."""
+    """Stops its reducer, as in its own ``no_sync``, which ``no_sync`` replaces. Returns a function that undoes this.
+    """
     wrapped.require_backward_grad_sync = wrapped.require_forward_param_sync = False
     wrapped.no_sync, wrapped.join = no_sync, _no_join
 
@@ -45,10 +46,10 @@ def rest(wrapped: DistributedDataParallel, no_sync: Callable[[], Any]) -> Callab
 
 
 def hook(wrapped: DistributedDataParallel, take: Callable[[dist.GradBucket], None]) -> Callable[[], None]:
-    """Its reducer goes on, and gives its buckets. Returns what undoes it, as far as torch does."""
+    """Keeps its reducer running, and takes its buckets. Returns a function that undoes this, as far as torch can."""
     wrapped.join = _no_join
 
-    # torch looks at annotations of a hook, and these are texts.
+    # torch inspects the annotations of a hook, and here they are texts.
     def give(state, bucket):  # type: ignore[no-untyped-def]
         take(bucket)
         buffer = bucket.buffer()
