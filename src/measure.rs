@@ -32,7 +32,7 @@ fn progress_at(bytes: usize) -> usize {
 }
 
 /// Looks in vain for each look at the clock.
-const LOOKS_PER_CLOCK: u32 = 1024;
+const POLLS_PER_CLOCK: u32 = 1024;
 
 /// Precedes a rank's key, so that a rank in another call is not taken for the partner.
 const PAIR: &[u8] = b"pair";
@@ -59,7 +59,7 @@ pub struct Pair<'f> {
 #[derive(Debug, Default)]
 struct Wait {
     /// Looks in vain.
-    looks: u32,
+    polls: u32,
     /// The first look at the clock.
     since: Option<Instant>,
 }
@@ -214,8 +214,8 @@ impl<'f> Pair<'f> {
     /// Called after each look in vain: looks at the clock and at the other rank's health now and then. To look at the
     /// clock each time would cost as much as what is measured.
     fn look_again(&self, operation: &'static str, wait: &mut Wait) -> Result<()> {
-        wait.looks = wait.looks.wrapping_add(1);
-        if !wait.looks.is_multiple_of(LOOKS_PER_CLOCK) {
+        wait.polls = wait.polls.wrapping_add(1);
+        if !wait.polls.is_multiple_of(POLLS_PER_CLOCK) {
             return Ok(());
         }
         self.fabric.health(operation)?;
@@ -345,7 +345,7 @@ fn open_card(fabric: &dyn Fabric, bytes: u64, patience: Duration) -> Result<(Def
 fn wait_for(fabric: &dyn Fabric, patience: Duration, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
     let since = Instant::now();
     while !done()? {
-        fabric.look_for_dead("arm")?;
+        fabric.check_peers("arm")?;
         if since.elapsed() > patience {
             let (rank, missing) = (fabric.rank(), Ranks::default());
             return Err(Error::timeout(rank, "arm", since.elapsed(), missing, true));

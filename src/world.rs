@@ -31,7 +31,7 @@ use crate::fabric::ofi::{self, OfiFabric};
 use crate::fabric::scheduled::Scheduled;
 use crate::fabric::shm::ShmFabric;
 use crate::fabric::verbs::{self, VerbsFabric};
-use crate::machine::{Cores, host_identity, is_crowded};
+use crate::machine::{Cores, host_identity, is_oversubscribed};
 use crate::model::{HwConfig, Parameters};
 use crate::seal::Secret;
 use crate::time::Deadline;
@@ -62,7 +62,7 @@ struct Inner {
     host: String,
     cores: u32,
     /// Another rank may need the core that this one runs on.
-    is_crowded: bool,
+    is_oversubscribed: bool,
     source: &'static str,
     /// The number of collectives that this rank has built or tried to build.
     collectives: AtomicU32,
@@ -180,7 +180,7 @@ impl World {
         config: &Config,
         (source, cores): (&'static str, &[Cores]),
     ) -> World {
-        let is_crowded = is_crowded(&Cores::own(), cores);
+        let is_oversubscribed = is_oversubscribed(&Cores::own(), cores);
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
         let (collectives, helper) = (AtomicU32::new(0), Mutex::new(None));
         let (boards, symmetric, mail) = (Mutex::new(None), AtomicU64::new(0), Mutex::new(None));
@@ -194,7 +194,7 @@ impl World {
             config: config.clone(),
             host: host_identity(),
             cores,
-            is_crowded,
+            is_oversubscribed,
             source,
             collectives,
             boards,
@@ -348,7 +348,7 @@ impl World {
 
     /// Returns how long to spin before sleeping.
     pub(crate) fn spin(&self) -> Spin {
-        Spin::new(self.parameters().spin(self.is_crowded()), self.is_crowded())
+        Spin::new(self.parameters().spin(self.is_oversubscribed()), self.is_oversubscribed())
     }
 
     /// Returns the helper thread; the first call starts it.
@@ -366,8 +366,8 @@ impl World {
     }
 
     /// Returns whether another rank of this machine may need the core that this one runs on.
-    pub(crate) fn is_crowded(&self) -> bool {
-        self.inner.is_crowded
+    pub(crate) fn is_oversubscribed(&self) -> bool {
+        self.inner.is_oversubscribed
     }
 }
 
@@ -376,7 +376,7 @@ impl World {
     /// Returns whether another rank of this machine may need the core that this one runs on.
     #[must_use]
     pub fn shares_its_core(&self) -> bool {
-        self.is_crowded()
+        self.is_oversubscribed()
     }
 
     /// Creates a world in shared memory whose ranks take turns.

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use super::{Board, Call};
 use crate::error::{Ranks, Result};
-use crate::executor::work::{Looks, Outlived, Polled, Rest, Work};
+use crate::executor::work::{Outlived, Polled, Polls, Rest, Work};
 use crate::time::Time;
 
 /// Polls before the clock is read again.
-const LOOKS: u32 = 64;
+const POLLS: u32 = 64;
 
 /// Polls before ranks of this host are listened to: until then their marks are enough.
 const PATIENCE: u32 = 48;
@@ -33,10 +33,10 @@ impl Work for CallWork<'_, '_> {
         false
     }
 
-    fn looks(&self, yields: bool) -> Looks {
+    fn polls(&self, yields: bool) -> Polls {
         // Polls of a network are long, and where ranks outnumber cores another one needs this core.
         let is_short = self.board.memory.places.is_none();
-        Looks { times: if yields || !is_short { 1 } else { LOOKS }, pauses: is_short && !yields }
+        Polls { times: if yields || !is_short { 1 } else { POLLS }, pauses: is_short && !yields }
     }
 
     fn poll(&mut self, _now: Time) -> Result<Polled> {

@@ -30,7 +30,7 @@ use super::regions::{check_answers, decode_run, encode_keys, import_regions, mak
 use crate::error::{Error, Result};
 use crate::executor::caller::Waiter;
 use crate::executor::runner::Runner;
-use crate::fabric::{Key, Lender, RawAccess, Region};
+use crate::fabric::{HostMemory, Key, RawAccess, Region};
 use crate::group::Group;
 use crate::offload;
 use crate::random;
@@ -284,7 +284,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         let mut following = self.following.take();
         let records = tape.as_ref().is_some_and(|tape| tape.records());
         following.iter_mut().for_each(|following| following.instruct(driver.machine_mut(), records));
-        let mut memory = driver.lender();
+        let mut memory = driver.memory();
         let places = driver.machine().plan().first_models(world.rank());
         self.write_own_model(&mut memory, places, until)?;
         let raw = self.raw(Engine::new(driver).with_following(following), memory, executor, tape)?;
@@ -327,7 +327,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     fn raw<P: Protocol>(
         &self,
         engine: P,
-        memory: Lender,
+        memory: HostMemory,
         executor: Executor,
         tape: Option<Box<Tape>>,
     ) -> Result<Raw<P>> {

@@ -10,7 +10,7 @@ use super::raw::Raw;
 use super::session::Session;
 use super::tickets;
 use crate::error::Result;
-use crate::fabric::Lender;
+use crate::fabric::HostMemory;
 use crate::rank_set::RankSet;
 use crate::rule::Executor;
 use crate::time::Deadline;
@@ -52,7 +52,7 @@ impl Calls {
 
     forward! {
         #[inline] fn session(&self) -> &Session;
-        #[inline] fn memory(&self) -> &Lender;
+        #[inline] fn memory(&self) -> &HostMemory;
         fn executor(&self) -> Executor;
         fn stats(&self) -> Stats;
         fn members(&self, round: u64) -> RankSet;
@@ -67,9 +67,9 @@ impl Calls {
 
     forward! {
         #[inline] fn session_mut(&mut self) -> &mut Session;
-        #[inline] fn memory_mut(&mut self) -> &mut Lender;
+        #[inline] fn memory_mut(&mut self) -> &mut HostMemory;
         #[inline] fn arrive(&mut self) -> Result<()>;
-        fn arrive_with(&mut self, copy: impl Fn(&mut Lender, usize, Range<usize>)) -> Result<()>;
+        fn arrive_with(&mut self, copy: impl Fn(&mut HostMemory, usize, Range<usize>)) -> Result<()>;
         #[inline] fn wait(&mut self, deadline: Deadline) -> Result<RangeInclusive<u64>>;
         fn try_wait(&mut self) -> Result<Option<RangeInclusive<u64>>>;
         fn leave(&mut self, deadline: Deadline) -> Result<Option<RangeInclusive<u64>>>;

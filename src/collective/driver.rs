@@ -15,7 +15,7 @@ use std::time::Duration;
 use super::core::{Addend, Counted, Effort, Entry, Machine, Op, Operands, Plan, ProgramOp, PutData, Time, Token};
 use crate::error::{Error, Result};
 use crate::executor::runner::Runner;
-use crate::fabric::{Access, At, Completion, Endpoint, Lender, Posted, Region, Signal};
+use crate::fabric::{Access, At, Completion, Endpoint, HostMemory, Posted, Region, Signal};
 use crate::fault::{Crash, Fault, Fuse};
 use crate::rank_set::RankSet;
 use crate::reduce::{Arena, DefaultFloats, Dtype, Place, Reduce, Source};
@@ -29,7 +29,7 @@ use relaying::Parts;
 const WRITTEN_ONCE: &str = "G2: no rank writes an outcome between its landing and its release";
 
 /// The longest sleep of a rank that waits for a runner of programs, which wakes no rank.
-const DOZE: Duration = Duration::from_micros(50);
+const BACK_OFF: Duration = Duration::from_micros(50);
 
 /// The token of operations whose completion is ignored. Only deliberate faults post some.
 const UNHEEDED: u64 = u64::MAX;
@@ -88,7 +88,7 @@ pub(crate) struct Driver {
 /// arrivals a rank awaits those of some rounds ago.
 fn is_awaited(token: Token) -> bool {
     let Token::Counted { what, .. } = token else { return true };
-    !matches!(what, Counted::Tag { .. } | Counted::Outcome | Counted::Relayed { .. } | Counted::Told { .. })
+    !matches!(what, Counted::Tag { .. } | Counted::Outcome | Counted::Relayed { .. } | Counted::Signalled { .. })
 }
 
 impl Reduction {
@@ -223,8 +223,8 @@ impl Driver {
         self.endpoint.is_delegated()
     }
 
-    pub(crate) fn lender(&self) -> Lender {
-        self.arena.lender()
+    pub(crate) fn memory(&self) -> HostMemory {
+        self.arena.memory()
     }
 
     /// Carries out what the machine has asked for.
@@ -264,7 +264,7 @@ impl Driver {
             }
             return Ok(true);
         }
-        self.look_at_runner(effort)?;
+        self.poll_runner(effort)?;
         let elsewhere = self.machine.plan().topology.has_elsewhere();
         // A look at the network is followed by another poll.
         let settled = elsewhere && effort > Effort::Nothing && self.settled >= Some(effort);
@@ -312,8 +312,8 @@ impl Driver {
     }
 
     /// The longest sleep, if no rank wakes a sleeping one.
-    pub(crate) fn doze(&self) -> Option<Duration> {
-        self.runner.as_ref().map(|_| DOZE)
+    pub(crate) fn back_off(&self) -> Option<Duration> {
+        self.runner.as_ref().map(|_| BACK_OFF)
     }
 
     fn complete(&mut self, completion: Completion, now: Time) {

@@ -10,7 +10,7 @@ use super::following::Following;
 use super::protocol::{Buffer, Facts, Goal, Protocol};
 use crate::error::{Ranks, Result};
 use crate::executor::runner::Runner;
-use crate::executor::work::{Looks, Outlived, Polled, Rest, Shared, Work};
+use crate::executor::work::{Outlived, Polled, Polls, Rest, Shared, Work};
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
 use crate::rule::{MovementBy, Mover};
@@ -97,14 +97,14 @@ impl Engine {
     /// An operation that failed.
     #[inline]
     pub(crate) fn advance(&mut self, now: Time, effort: Effort) -> Result<bool> {
-        Ok(!self.has_all_without_a_look() && self.step(now, effort)?)
+        Ok(!self.has_all_without_polling() && self.step(now, effort)?)
     }
 
     /// Advances until there is nothing left to do.
     fn drive_on(&mut self, now: Time, effort: Effort) -> Result<()> {
         loop {
             self.driver.carry_out(now)?;
-            if self.has_all_without_a_look() || !self.driver.step(now, effort)? {
+            if self.has_all_without_polling() || !self.driver.step(now, effort)? {
                 return Ok(());
             }
         }
@@ -114,7 +114,7 @@ impl Engine {
     /// brings nothing that any rank waits for. Collectives that share their cuts look all the same: what one of them
     /// learns, the others wait for.
     #[inline]
-    fn has_all_without_a_look(&self) -> bool {
+    fn has_all_without_polling(&self) -> bool {
         let machine = self.machine();
         let alone = self.following.is_none() && machine.plan().topology.is_one_host();
         alone && machine.peek_op().is_none() && machine.is_ready()
@@ -308,14 +308,14 @@ impl Work for Engine {
         self.machine().needs_time()
     }
 
-    fn looks(&self, yields: bool) -> Looks {
-        Looks::new(yields, self.machine().plan().topology.is_one_host())
+    fn polls(&self, yields: bool) -> Polls {
+        Polls::new(yields, self.machine().plan().topology.is_one_host())
     }
 
     #[inline]
     fn poll(&mut self, now: Time) -> Result<Polled> {
         // The arrival may have brought the outcome.
-        if self.goal == Goal::Outcome && self.has_all_without_a_look() {
+        if self.goal == Goal::Outcome && self.has_all_without_polling() {
             self.searches = false;
             return Ok(Polled::Ready);
         }
@@ -370,10 +370,10 @@ impl Work for Engine {
             return Ok(Rest::Awake);
         }
         *searches = false;
-        let doze = driver.doze().map(|doze| now.saturating_add(doze.as_nanos() as Time));
+        let back_off = driver.back_off().map(|back_off| now.saturating_add(back_off.as_nanos() as Time));
         let machine = driver.machine();
         let timer = machine.next_timer().filter(|_| !machine.plan().fault(Fault::SleepThroughTimers));
-        Ok(Rest::Asleep { until: [timer, doze].into_iter().flatten().min() })
+        Ok(Rest::Asleep { until: [timer, back_off].into_iter().flatten().min() })
     }
 
     fn sleep(&mut self, at_most: Duration) {
@@ -477,7 +477,7 @@ mod tests {
     /// Hands in a contribution of ones.
     fn arrive(driver: &mut Driver) {
         let (plan, buffer) = (driver.machine().plan().clone(), driver.machine().buffer());
-        driver.lender().contribution::<u64>(plan.contribution(plan.me, buffer), plan.bytes).fill(1);
+        driver.memory().contribution::<u64>(plan.contribution(plan.me, buffer), plan.bytes).fill(1);
         driver.machine_mut().arrive(0, 1);
     }
 
@@ -506,7 +506,7 @@ mod tests {
         let mut drivers = drivers(&fabrics);
         drivers.iter_mut().for_each(arrive);
         drivers[1..].iter_mut().for_each(claim);
-        let memory = drivers[0].lender();
+        let memory = drivers[0].memory();
         let mut survivor = Engine::new(drivers.remove(0));
         let mut waiter = Waiter::new(fabrics[0].clone(), Spin::new(Duration::from_millis(1), true));
         let deadline = Deadline::from(Duration::from_secs(60));

@@ -17,11 +17,11 @@ use super::core::{Cut, Machine};
 pub(crate) struct Inbox {
     /// Set after something was put in, and reset before all of it is taken out: never false while something is in.
     has_news: AtomicBool,
-    told: Mutex<Told>,
+    news: Mutex<News>,
 }
 
 #[derive(Debug, Default)]
-struct Told {
+struct News {
     /// Cuts, round after round.
     cuts: Vec<Cut>,
     /// The last round that is to be returned for each arrival.
@@ -30,19 +30,19 @@ struct Told {
 
 impl Inbox {
     pub(crate) fn tell_cut(&self, cut: Cut) {
-        self.told.lock().cuts.push(cut);
+        self.news.lock().cuts.push(cut);
         self.has_news.store(true, Ordering::Release);
     }
 
     /// The last round that is to be returned for the next arrival for which this was not told yet.
     pub(crate) fn tell_end(&self, round: u64) {
-        self.told.lock().ends.push(round);
+        self.news.lock().ends.push(round);
         self.has_news.store(true, Ordering::Release);
     }
 
     fn hand_to(&self, machine: &mut Machine) {
         if self.has_news.swap(false, Ordering::Acquire) {
-            let Told { cuts, ends } = &mut *self.told.lock();
+            let News { cuts, ends } = &mut *self.news.lock();
             cuts.drain(..).for_each(|cut| machine.give(cut));
             ends.drain(..).for_each(|end| machine.give_end(end));
         }

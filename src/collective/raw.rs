@@ -12,8 +12,8 @@ use super::recording::Tape;
 use super::session::Session;
 use crate::error::{Error, Result};
 use crate::executor::caller::Waiter;
-use crate::executor::thread::{Helped, InUse, Seat};
-use crate::fabric::Lender;
+use crate::executor::thread::{Helped, InUse, Lease};
+use crate::fabric::HostMemory;
 use crate::rank_set::RankSet;
 use crate::rule::Executor;
 use crate::time::{Deadline, Time};
@@ -22,10 +22,10 @@ use crate::world::World;
 /// A session and the threads that drive it: its caller, which waits here, and a helper thread if there is one.
 #[derive(Debug)]
 pub(crate) struct Raw<P: Protocol> {
-    seat: Seat<P>,
+    lease: Lease<P>,
     session: Session,
     executor: Executor,
-    memory: Lender,
+    memory: HostMemory,
     waiter: Waiter,
     /// How many handles the caller has of each round that it holds, by slot.
     handles: Vec<Cell<u32>>,
@@ -34,7 +34,7 @@ pub(crate) struct Raw<P: Protocol> {
     tape: Option<Box<Tape>>,
     /// The last deadline that passed, to be reported if this rank gives up.
     last_timeout: Option<String>,
-    /// Dropped after the seat: a rank may leave with its last handle of the world, and must have
+    /// Dropped after the lease: a rank may leave with its last handle of the world, and must have
     /// closed its endpoint then.
     world: World,
 }
@@ -47,26 +47,26 @@ impl<P: Protocol> Raw<P> {
     pub(super) fn new(
         world: &World,
         engine: P,
-        memory: Lender,
+        memory: HostMemory,
         (executor, waiter): (Executor, Waiter),
         tape: Option<Box<Tape>>,
     ) -> Result<Self> {
         let mut session = Session::new(&engine);
         session.reserve();
         let serves = engine.serves();
-        let seat = match executor {
-            Executor::Thread => Seat::Shared(Helped::new(engine, waiter.clock(), world.helper()?)),
+        let lease = match executor {
+            Executor::Thread => Lease::Shared(Helped::new(engine, waiter.clock(), world.helper()?)),
             Executor::Auto | Executor::Caller | Executor::Peer | Executor::Provider => {
-                Seat::Own(Box::new(RefCell::new(engine)))
+                Lease::Own(Box::new(RefCell::new(engine)))
             }
         };
         if serves {
             // Others may need this rank before it calls for the first time.
-            seat.leave_work();
+            lease.leave_work();
         }
         let handles = (0..session.facts().slots).map(|_| Cell::new(0)).collect();
         let world = world.clone();
-        Ok(Raw { seat, session, executor, memory, waiter, handles, finished: false, tape, last_timeout: None, world })
+        Ok(Raw { lease, session, executor, memory, waiter, handles, finished: false, tape, last_timeout: None, world })
     }
 
     pub(super) fn session(&self) -> &Session {
@@ -77,11 +77,11 @@ impl<P: Protocol> Raw<P> {
         &mut self.session
     }
 
-    pub(super) fn memory(&self) -> &Lender {
+    pub(super) fn memory(&self) -> &HostMemory {
         &self.memory
     }
 
-    pub(super) fn memory_mut(&mut self) -> &mut Lender {
+    pub(super) fn memory_mut(&mut self) -> &mut HostMemory {
         &mut self.memory
     }
 
@@ -102,17 +102,17 @@ impl<P: Protocol> Raw<P> {
     }
 
     pub(super) fn stats(&self) -> Stats {
-        self.seat.take().stats()
+        self.lease.take().stats()
     }
 
     /// The ranks whose contributions the outcome of a held round can have.
     pub(super) fn members(&self, round: u64) -> RankSet {
-        self.seat.take().members(round, self.session.active_in(round))
+        self.lease.take().members(round, self.session.active_in(round))
     }
 
     /// Whether nothing that any rank contributed for a held round or before enters a later one.
     pub(super) fn carries_nothing(&self, round: u64) -> bool {
-        self.seat.take().carries_nothing(round, self.session.cut(round), &self.session.active_in(round))
+        self.lease.take().carries_nothing(round, self.session.cut(round), &self.session.active_in(round))
     }
 
     /// Whether all ranks are active after a held round.
@@ -127,12 +127,12 @@ impl<P: Protocol> Raw<P> {
         let operation = "arrive";
         let now = self.hand_in(operation, false)?;
         self.waiter.explain(operation, self.set_off(now))?;
-        self.waiter.look(operation, now)
+        self.waiter.check_peers_if_due(operation, now)
     }
 
     /// Hands in the next contribution, and then has it copied, a range of its bytes at a time:
     /// `copy` gets the offset in memory and the range.
-    pub(super) fn arrive_with(&mut self, copy: impl Fn(&mut Lender, usize, Range<usize>)) -> Result<()> {
+    pub(super) fn arrive_with(&mut self, copy: impl Fn(&mut HostMemory, usize, Range<usize>)) -> Result<()> {
         let (operation, pieces, buffer) = ("arrive_with", self.session.facts().pieces, self.session.buffer());
         let (at, bytes) = self.session.contribution();
         if pieces == 1 {
@@ -143,22 +143,22 @@ impl<P: Protocol> Raw<P> {
         let now = self.hand_in(operation, true)?;
         let mut driven = self.set_off(now);
         for piece in 0..pieces {
-            let range = self.seat.take().piece(piece);
+            let range = self.lease.take().piece(piece);
             copy(&mut self.memory, at + range.start, range);
-            let mut engine = self.seat.take();
+            let mut engine = self.lease.take();
             engine.fill(buffer, pieces - piece - 1);
             let now = self.now(&engine);
             // Others wait for the rest even if this rank cannot continue.
             driven = driven.and(engine.move_one(now));
         }
         self.waiter.explain(operation, driven)?;
-        let mut engine = self.seat.take();
+        let mut engine = self.lease.take();
         let now = self.now(&engine);
         self.waiter.explain(operation, engine.drive(now, Effort::Nothing))?;
         engine.filled();
         drop(engine);
         self.waiter.explain(operation, self.set_off(now))?;
-        self.waiter.look(operation, now)
+        self.waiter.check_peers_if_due(operation, now)
     }
 
     /// Hands in the next contribution; returns the time.
@@ -171,7 +171,7 @@ impl<P: Protocol> Raw<P> {
         self.session.check(operation, self.session.has_rounds_left(), problem)?;
         self.tape.as_deref().map_or(Ok(()), |tape| tape.check_arrival(operation))?;
         self.settle();
-        let mut engine = self.seat.take();
+        let mut engine = self.lease.take();
         self.lower_notice();
         let now = self.now(&engine);
         self.session.arrive(&mut *engine, now, unfilled);
@@ -185,10 +185,10 @@ impl<P: Protocol> Raw<P> {
     pub(super) fn completion(&self) -> Result<BorrowedFd<'_>> {
         let operation = "completion";
         self.check(operation)?;
-        if let Some(notice) = self.seat.notice() {
+        if let Some(notice) = self.lease.notice() {
             return Ok(notice.as_fd());
         }
-        let made = self.seat.make_notice().map_err(|cause| Error::os(self.world.rank(), operation, cause))?;
+        let made = self.lease.make_notice().map_err(|cause| Error::os(self.world.rank(), operation, cause))?;
         let needs = "no thread works for this rank while it waits for the descriptor; build with executor=thread";
         let notice = made.ok_or_else(|| self.session.usage(operation, needs))?;
         if self.session.is_outstanding() {
@@ -201,7 +201,7 @@ impl<P: Protocol> Raw<P> {
     /// Runs what an arrival triggers, as far as the caller of `arrive` has to.
     #[inline]
     fn set_off(&self, arrived: Time) -> Result<()> {
-        let mut engine = self.seat.take();
+        let mut engine = self.lease.take();
         let effort = if self.executor == Executor::Peer { Effort::Work } else { Effort::Nothing };
         engine.drive(arrived, effort)?;
         if engine.wants_time(arrived) {
@@ -214,14 +214,14 @@ impl<P: Protocol> Raw<P> {
     /// The caller returns to the application; a helper thread continues if work is left.
     #[inline]
     fn go_away(&self, mut engine: InUse<'_, P>) {
-        if !self.seat.is_shared() {
+        if !self.lease.is_shared() {
             return;
         }
         let leaves_work = self.session.leaves_work(&mut *engine);
         drop(engine);
         if leaves_work {
-            self.seat.leave_work();
-        } else if let Some(notice) = self.seat.notice() {
+            self.lease.leave_work();
+        } else if let Some(notice) = self.lease.notice() {
             notice.raise();
         }
     }
@@ -229,7 +229,7 @@ impl<P: Protocol> Raw<P> {
     /// The caller has what it waited for; a helper thread continues if other ranks need this one all the same.
     #[inline]
     fn continue_serving(&self, engine: InUse<'_, P>) {
-        if self.seat.is_shared() && engine.serves() {
+        if self.lease.is_shared() && engine.serves() {
             self.go_away(engine);
         }
     }
@@ -260,7 +260,7 @@ impl<P: Protocol> Raw<P> {
     /// What a descriptor has announced is looked at from here on.
     #[inline]
     fn lower_notice(&self) {
-        if let Some(notice) = self.seat.notice() {
+        if let Some(notice) = self.lease.notice() {
             notice.lower();
         }
     }
@@ -270,7 +270,7 @@ impl<P: Protocol> Raw<P> {
     fn took(&mut self, rounds: &RangeInclusive<u64>) {
         self.lower_notice();
         if let Some(tape) = &mut self.tape {
-            let cuts = self.seat.take().recorded();
+            let cuts = self.lease.take().recorded();
             tape.took(rounds, &cuts);
         }
     }
@@ -282,9 +282,9 @@ impl<P: Protocol> Raw<P> {
         self.session.check_outstanding(operation)?;
         self.settle();
         let now = self.waiter.clock().now();
-        self.waiter.look(operation, now)?;
-        self.seat.claim_work();
-        let mut engine = self.seat.take();
+        self.waiter.check_peers_if_due(operation, now)?;
+        self.lease.claim_work();
+        let mut engine = self.lease.take();
         self.lower_notice();
         let exhausted = engine.towards(self.session.goal()).exhaust(now);
         let complete = self.waiter.explain(operation, exhausted)?;
@@ -315,7 +315,7 @@ impl<P: Protocol> Raw<P> {
             }
         }
         if self.session.is_to_leave() {
-            let mut engine = self.seat.take();
+            let mut engine = self.lease.take();
             let now = self.waiter.clock().now();
             self.session.leave(&mut *engine, now);
         }
@@ -333,23 +333,23 @@ impl<P: Protocol> Raw<P> {
         self.part()?;
         self.finished = true;
         let Some(tape) = self.tape.take() else { return Ok(None) };
-        let cuts = self.seat.take().recorded();
+        let cuts = self.lease.take().recorded();
         tape.left(self.world.rank(), operation, &cuts).map(|()| None)
     }
 
     /// Where a runner ran the rounds: triggers the operations that are still queued, for rounds that no rank wants
     /// any more. They write to the memory of other ranks, which must not read it then, and must not have left.
     fn part(&mut self) -> Result<()> {
-        if self.seat.take().runner().is_none() {
+        if self.lease.take().runner().is_none() {
             return Ok(());
         }
         let (operation, fabric) = ("finish", self.world.fabric());
         let until = Deadline::from(self.world.deadline()).instant();
         fabric.exchange(operation, &[], until)?;
-        self.seat.take().runner().into_iter().for_each(|runner| runner.set_off());
-        let has_run = || self.seat.take().runner().map_or(Ok(true), |runner| runner.has_run());
+        self.lease.take().runner().into_iter().for_each(|runner| runner.set_off());
+        let has_run = || self.lease.take().runner().map_or(Ok(true), |runner| runner.has_run());
         while !self.waiter.explain(operation, has_run())? && Instant::now() < until {
-            fabric.look_for_dead(operation)?;
+            fabric.check_peers(operation)?;
             std::thread::sleep(Duration::from_micros(100));
         }
         fabric.exchange(operation, &[], until).map(drop)
@@ -358,7 +358,7 @@ impl<P: Protocol> Raw<P> {
     /// Does what there is to do for the last arrival now, as a thread would.
     pub(super) fn tend(&mut self, operation: &'static str) -> Result<()> {
         let now = self.waiter.clock().now();
-        let mut engine = self.seat.take();
+        let mut engine = self.lease.take();
         let done = engine.towards(self.session.goal()).exhaust(now).map(drop);
         self.waiter.explain(operation, done)
     }
@@ -366,7 +366,7 @@ impl<P: Protocol> Raw<P> {
     /// Whether the outcome of the last arrival is there. Does no work for it.
     pub(super) fn is_complete(&self) -> Result<bool> {
         self.check("is_complete")?;
-        let mut engine = self.seat.take();
+        let mut engine = self.lease.take();
         let now = self.now(&engine);
         engine.look(now).map_err(|error| error.in_call("is_complete"))?;
         Ok(engine.is_complete())
@@ -403,7 +403,7 @@ impl<P: Protocol> Raw<P> {
         if !self.world.is_own() {
             return;
         }
-        let mut engine = self.seat.take();
+        let mut engine = self.lease.take();
         self.session.release(&mut *engine, newest);
         let now = self.now(&engine);
         // The next call reports an endpoint that failed.
@@ -436,8 +436,8 @@ impl<P: Protocol> Raw<P> {
         deadline: Deadline,
         then: impl FnOnce(&mut Session, &mut P) -> R,
     ) -> Result<R> {
-        self.seat.claim_work();
-        let mut engine = self.seat.take();
+        self.lease.claim_work();
+        let mut engine = self.lease.take();
         let done = self.waiter.block(engine.towards(self.session.goal()), operation, deadline);
         // The helper thread must not get the engine in between: with a claim of its own, nothing would be ready.
         let done = done.map(|()| then(&mut self.session, &mut engine));
@@ -450,7 +450,7 @@ impl<P: Protocol> Raw<P> {
         let done = self.waiter.explain(operation, done);
         if let Err(error @ (Error::Timeout { .. } | Error::Interrupted { .. })) = &done {
             self.last_timeout = Some(error.to_string());
-            self.go_away(self.seat.take());
+            self.go_away(self.lease.take());
         }
         done
     }

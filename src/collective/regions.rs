@@ -5,7 +5,7 @@ use super::choices::digest;
 use super::core::Plan;
 use super::driver::Regions;
 use crate::error::{Error, HostNames, Result, text_of};
-use crate::fabric::{Access, Endpoint, Key, Lender, Region};
+use crate::fabric::{Access, Endpoint, HostMemory, Key, Region};
 use crate::rule::AgreementBy;
 use crate::topology::Topology;
 
@@ -36,13 +36,13 @@ pub(super) fn make_memory(
     let control = endpoint.register(cells * size_of::<u64>(), control)?;
     let data = endpoint.register(bytes, Regions::DATA)?;
     if let Some(((model, places), window)) = initial.zip(endpoint.window(data)) {
-        write_model(&mut Lender::new(window), model, places);
+        write_model(&mut HostMemory::new(window), model, places);
     }
     Ok(vec![endpoint.key(control), endpoint.key(data)])
 }
 
 /// Copies a model to places in the data of the own host, which no rank reads yet.
-pub(super) fn write_model(memory: &mut Lender, model: &[u8], places: impl Iterator<Item = usize>) {
+pub(super) fn write_model(memory: &mut HostMemory, model: &[u8], places: impl Iterator<Item = usize>) {
     places.for_each(|at| memory.contribution(at, model.len()).copy_from_slice(model));
 }
 

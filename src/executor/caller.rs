@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::spin::Spin;
-use super::work::{Looks, Outlived, Polled, Rest, Work};
+use super::work::{Outlived, Polled, Polls, Rest, Work};
 use crate::error::{Error, Result};
 use crate::fabric::Fabric;
 use crate::fabric::watch::HEARTBEAT;
@@ -48,7 +48,7 @@ pub(crate) struct Waiter {
     fabric: Arc<dyn Fabric>,
     spin: Spin,
     /// When it last checked for dead peers. It does so now and then, even while there is nothing to wait for.
-    looked: Time,
+    checked: Time,
     /// When it last asked whether its waits should end. It does so now and then, also across many short waits.
     asked: Time,
     /// A rank that it waited for at that time, and that had left.
@@ -60,7 +60,7 @@ pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 
 impl Waiter {
     pub(crate) fn new(fabric: Arc<dyn Fabric>, spin: Spin) -> Self {
-        Waiter { clock: Clock::start(), fabric, spin, looked: 0, asked: 0, gone: None }
+        Waiter { clock: Clock::start(), fabric, spin, checked: 0, asked: 0, gone: None }
     }
 
     pub(crate) fn clock(&self) -> Clock {
@@ -69,10 +69,10 @@ impl Waiter {
 
     /// Checks whether all peers are alive, unless that was done recently.
     #[inline]
-    pub(crate) fn look(&mut self, operation: &'static str, now: Time) -> Result<()> {
-        if now.saturating_sub(self.looked) >= HEARTBEAT.as_nanos() as Time {
-            self.looked = now;
-            self.fabric.look_for_dead(operation)?;
+    pub(crate) fn check_peers_if_due(&mut self, operation: &'static str, now: Time) -> Result<()> {
+        if now.saturating_sub(self.checked) >= HEARTBEAT.as_nanos() as Time {
+            self.checked = now;
+            self.fabric.check_peers(operation)?;
         }
         Ok(())
     }
@@ -93,7 +93,7 @@ impl Waiter {
         }
         let until = Instant::now() + LAST_WORDS;
         while Instant::now() < until {
-            if let Err(cause) = self.fabric.look_for_dead(operation) {
+            if let Err(cause) = self.fabric.check_peers(operation) {
                 return cause;
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -117,8 +117,8 @@ impl Waiter {
     fn carry_on(&mut self, work: &mut impl Work, operation: &'static str, deadline: Deadline) -> Result<()> {
         let stay = &|| false;
         let mut now = self.clock.now_if(work.needs_time());
-        let looks = work.looks(self.spin.yields());
-        if poll(work, now, looks, stay)? {
+        let polls = work.polls(self.spin.yields());
+        if poll(work, now, polls, stay)? {
             return Ok(());
         }
         let deadline = self.clock.time_of(deadline.instant());
@@ -126,7 +126,7 @@ impl Waiter {
         self.spin.begin(started);
         work.begin();
         loop {
-            let done = poll(work, now, looks, stay)?;
+            let done = poll(work, now, polls, stay)?;
             if work.wants_time(now) {
                 work.time(self.clock.now());
             }
@@ -159,7 +159,7 @@ impl Waiter {
             work.sleep(Duration::from_nanos(until.saturating_sub(now)).min(HEARTBEAT));
             now = self.clock.now();
             self.spin.slept(asleep, now);
-            if let Err(error) = self.look(operation, now) {
+            if let Err(error) = self.check_peers_if_due(operation, now) {
                 return self.outlive(work, error, deadline);
             }
             self.ask(work, operation, now)?;
@@ -223,8 +223,8 @@ pub(super) fn dead(fabric: &dyn Fabric, failure: &Error) -> Vec<u32> {
 /// Polls as long as there is something to do, and a few times more. Returns whether the goal is reached. Stops at the
 /// next step when `leave` returns true.
 #[inline]
-pub(super) fn poll(work: &mut impl Work, now: Time, looks: Looks, leave: &impl Fn() -> bool) -> Result<bool> {
-    for _ in 0..looks.times {
+pub(super) fn poll(work: &mut impl Work, now: Time, polls: Polls, leave: &impl Fn() -> bool) -> Result<bool> {
+    for _ in 0..polls.times {
         loop {
             match work.poll(now)? {
                 Polled::Ready => return Ok(true),
@@ -233,7 +233,7 @@ pub(super) fn poll(work: &mut impl Work, now: Time, looks: Looks, leave: &impl F
                 Polled::Idle => break,
             }
         }
-        if looks.pauses {
+        if polls.pauses {
             std::hint::spin_loop();
         }
     }
@@ -259,8 +259,8 @@ mod tests {
             false
         }
 
-        fn looks(&self, yields: bool) -> Looks {
-            Looks::new(yields, true)
+        fn polls(&self, yields: bool) -> Polls {
+            Polls::new(yields, true)
         }
 
         fn poll(&mut self, _now: Time) -> Result<Polled> {

@@ -111,7 +111,7 @@ impl Helper {
             changes: 0,
             charges: Vec::new(),
             fell_asleep: None,
-            looked: Instant::now(),
+            checked: Instant::now(),
             all_due: false,
             failure: None,
         };
@@ -202,7 +202,7 @@ struct Shift {
     /// Since when it has slept without an event.
     fell_asleep: Option<Instant>,
     /// When it last checked for dead peers.
-    looked: Instant,
+    checked: Instant,
     /// Whether it must check all tasks again, even without an event.
     all_due: bool,
     /// Why no further round will fire, and until when fired rounds may still complete.
@@ -328,9 +328,9 @@ impl Shift {
             self.sleeper.sleep(at_most);
         }
         self.core.sleep.store(AWAKE, Ordering::Relaxed);
-        if self.looked.elapsed() >= HEARTBEAT {
-            (self.looked, self.all_due) = (Instant::now(), true);
-            if let Err(error) = self.fabric.look_for_dead(OPERATION) {
+        if self.checked.elapsed() >= HEARTBEAT {
+            (self.checked, self.all_due) = (Instant::now(), true);
+            if let Err(error) = self.fabric.check_peers(OPERATION) {
                 self.fail(error);
             }
         }

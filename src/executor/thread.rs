@@ -23,7 +23,7 @@ const TURN: u32 = 16;
 
 /// Where owned work is kept.
 #[derive(Debug)]
-pub(crate) enum Seat<S: Shared> {
+pub(crate) enum Lease<S: Shared> {
     /// Only the owner has it: no lock.
     Own(Box<RefCell<S>>),
     /// The owner shares it with a thread, which works while the owner computes.
@@ -58,19 +58,19 @@ impl<S> DerefMut for InUse<'_, S> {
     }
 }
 
-impl<S: Shared> Seat<S> {
+impl<S: Shared> Lease<S> {
     /// Returns whether a helper thread works while the owner does something else.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {
-        matches!(self, Seat::Shared(_))
+        matches!(self, Lease::Shared(_))
     }
 
     /// Returns the work. A thread that has it gives it up at its next step.
     #[inline]
     pub(crate) fn take(&self) -> InUse<'_, S> {
         match self {
-            Seat::Own(work) => InUse::Own(work.borrow_mut()),
-            Seat::Shared(helped) => InUse::Shared(helped.take()),
+            Lease::Own(work) => InUse::Own(work.borrow_mut()),
+            Lease::Shared(helped) => InUse::Shared(helped.take()),
         }
     }
 
@@ -78,8 +78,8 @@ impl<S: Shared> Seat<S> {
     #[inline]
     pub(crate) fn notice(&self) -> Option<&Notice> {
         match self {
-            Seat::Own(_) => None,
-            Seat::Shared(helped) => helped.common.notice.get(),
+            Lease::Own(_) => None,
+            Lease::Shared(helped) => helped.common.notice.get(),
         }
     }
 
@@ -88,7 +88,7 @@ impl<S: Shared> Seat<S> {
     /// # Errors
     /// The process has no descriptor left.
     pub(crate) fn make_notice(&self) -> std::result::Result<Option<&Notice>, Errno> {
-        let Seat::Shared(helped) = self else { return Ok(None) };
+        let Lease::Shared(helped) = self else { return Ok(None) };
         let made = Notice::new()?;
         Ok(Some(helped.common.notice.get_or_init(|| made)))
     }
@@ -96,7 +96,7 @@ impl<S: Shared> Seat<S> {
     /// Records that the owner has come to do the work itself.
     #[inline]
     pub(crate) fn claim_work(&self) {
-        if let Seat::Shared(helped) = self {
+        if let Lease::Shared(helped) = self {
             helped.common.left.store(false, Ordering::Relaxed);
         }
     }
@@ -104,7 +104,7 @@ impl<S: Shared> Seat<S> {
     /// Records that the owner goes away with work left.
     #[inline]
     pub(crate) fn leave_work(&self) {
-        if let Seat::Shared(helped) = self {
+        if let Lease::Shared(helped) = self {
             helped.common.left.store(true, Ordering::SeqCst);
             helped.helper.notify();
         }
@@ -252,8 +252,8 @@ impl<S: Shared> Task for Common<S> {
             }
             let (now, steps) = (self.clock.now(), Cell::new(1));
             let leave = || self.is_wanted() || steps.replace(steps.get() + 1) == TURN;
-            let looks = work.looks(yields);
-            let done = poll(work, now, looks, &leave)?;
+            let polls = work.polls(yields);
+            let done = poll(work, now, polls, &leave)?;
             if work.wants_time(now) {
                 work.time(self.clock.now());
             }

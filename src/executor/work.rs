@@ -45,20 +45,20 @@ pub(crate) enum Outlived {
 
 /// How often work is polled before the clock is read again.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Looks {
+pub(crate) struct Polls {
     pub(crate) times: u32,
     /// Whether the processor pauses in between: polls read only memory.
     pub(crate) pauses: bool,
 }
 
 /// The number of polls of a rank that has its core to itself.
-const LOOKS: u32 = 16;
+const POLLS: u32 = 16;
 
-impl Looks {
+impl Polls {
     /// Creates it. A rank that `yields` shares its core with others, and the one that is waited for may need it: it
     /// offers the core after each poll. Polls that read only memory are short, and the processor `pauses` in between.
     pub(crate) fn new(yields: bool, pauses: bool) -> Self {
-        Looks { times: if yields { 1 } else { LOOKS }, pauses: pauses && !yields }
+        Polls { times: if yields { 1 } else { POLLS }, pauses: pauses && !yields }
     }
 }
 
@@ -69,7 +69,7 @@ pub(crate) trait Work {
     fn needs_time(&self) -> bool;
 
     /// Returns how often to poll before the clock is read again. `yields`: others need the core.
-    fn looks(&self, yields: bool) -> Looks;
+    fn polls(&self, yields: bool) -> Polls;
 
     /// Does one step.
     ///

@@ -153,7 +153,7 @@ fn names(make: MakeWorld<'_>, ranks: u32) {
     for (rank, fabric) in fabrics.iter().enumerate() {
         assert_eq!((fabric.rank(), fabric.ranks()), (rank as u32, ranks));
         fabric.health("conformance").expect("a new world is healthy");
-        fabric.look_for_dead("conformance").expect("no rank died");
+        fabric.check_peers("conformance").expect("no rank died");
     }
 }
 

@@ -42,7 +42,7 @@ pub mod conformance;
 pub(crate) mod failure;
 #[cfg(all(test, not(loom)))]
 mod footprint_tests;
-mod lender;
+mod host_memory;
 mod locked_memory;
 pub(crate) mod memory;
 #[cfg(all(test, loom))]
@@ -66,7 +66,7 @@ use std::time::{Duration, Instant};
 
 pub use access::RawAccess;
 pub(crate) use cache_line::{CACHE_LINE, cell_behind};
-pub(crate) use lender::Lender;
+pub(crate) use host_memory::HostMemory;
 pub use scope::Scope;
 pub use window::Window;
 
@@ -407,7 +407,7 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
     ///
     /// # Errors
     /// As [`Fabric::health`].
-    fn look_for_dead(&self, operation: &'static str) -> Result<()>;
+    fn check_peers(&self, operation: &'static str) -> Result<()>;
 
     /// Returns the ranks that share memory with this one and have ended without leaving, which takes system calls. The
     /// other ranks can complete the operations that these had claimed.

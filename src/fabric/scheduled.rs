@@ -257,8 +257,8 @@ impl Fabric for Scheduled {
         self.inner.health(operation)
     }
 
-    fn look_for_dead(&self, operation: &'static str) -> Result<()> {
-        self.inner.look_for_dead(operation)
+    fn check_peers(&self, operation: &'static str) -> Result<()> {
+        self.inner.check_peers(operation)
     }
 
     fn dead(&self) -> Vec<u32> {

@@ -80,7 +80,7 @@ fn quota_of(group: &Group) -> Option<u64> {
 /// Whether a rank may have to share its core with another one of the `ranks` of its machine, which include it: there are
 /// more ranks than cores among all that run on cores of one rank, or all together, or its group's quota is less than a core
 /// for each.
-pub(crate) fn is_crowded(own: &Cores, ranks: &[Cores]) -> bool {
+pub(crate) fn is_oversubscribed(own: &Cores, ranks: &[Cores]) -> bool {
     let mut union = Cores { mask: [0; WORDS], quotas: Vec::new() };
     for cores in ranks {
         union.mask.iter_mut().zip(&cores.mask).for_each(|(all, mask)| *all |= mask);
@@ -121,32 +121,33 @@ mod tests {
     }
 
     #[test]
-    fn ranks_are_crowded_where_one_may_need_the_core_of_another() {
-        let crowded = |ranks: &[Cores]| ranks.iter().map(|own| is_crowded(own, ranks)).collect::<Vec<_>>();
+    fn ranks_are_oversubscribed_where_one_may_need_the_core_of_another() {
+        let oversubscribed =
+            |ranks: &[Cores]| ranks.iter().map(|own| is_oversubscribed(own, ranks)).collect::<Vec<_>>();
         let all = || on(0..4);
-        assert_eq!(crowded(&[all(), all(), all(), all()]), [false; 4]);
-        assert_eq!(crowded(&[all(), all(), all(), all(), all()]), [true; 5]);
-        assert_eq!(crowded(&[on([0]), on([0])]), [true; 2], "two ranks on a core of many");
-        assert_eq!(crowded(&[on([0]), on([1])]), [false; 2]);
-        assert_eq!(crowded(&[on([0]), on([0]), on([1, 2, 3])]), [true, true, false]);
-        assert_eq!(crowded(&[on([0]), on([0]), on([0, 1, 2])]), [true, true, false]);
-        assert_eq!(crowded(&[on([70, 71]), on([70, 71]), on([71])]), [true; 3]);
-        assert_eq!(crowded(&[on([]), on([])]), [false; 2], "the kernel does not say");
+        assert_eq!(oversubscribed(&[all(), all(), all(), all()]), [false; 4]);
+        assert_eq!(oversubscribed(&[all(), all(), all(), all(), all()]), [true; 5]);
+        assert_eq!(oversubscribed(&[on([0]), on([0])]), [true; 2], "two ranks on a core of many");
+        assert_eq!(oversubscribed(&[on([0]), on([1])]), [false; 2]);
+        assert_eq!(oversubscribed(&[on([0]), on([0]), on([1, 2, 3])]), [true, true, false]);
+        assert_eq!(oversubscribed(&[on([0]), on([0]), on([0, 1, 2])]), [true, true, false]);
+        assert_eq!(oversubscribed(&[on([70, 71]), on([70, 71]), on([71])]), [true; 3]);
+        assert_eq!(oversubscribed(&[on([]), on([])]), [false; 2], "the kernel does not say");
     }
 
     #[test]
     fn a_quota_belongs_to_a_group() {
         let rank = |time, group| with_quota(on(0..8), time, group);
         let pair = [rank(2000, 1), rank(2000, 1)];
-        assert!(!is_crowded(&pair[0], &pair));
+        assert!(!is_oversubscribed(&pair[0], &pair));
         let pair = [rank(1500, 1), rank(1500, 1)];
-        assert!(is_crowded(&pair[0], &pair));
+        assert!(is_oversubscribed(&pair[0], &pair));
         let apart = [rank(1000, 1), rank(1000, 2), on(0..8)];
-        assert!(apart.iter().all(|own| !is_crowded(own, &apart)));
-        assert!(is_crowded(&rank(400, 1), &[rank(400, 1)]), "also alone");
+        assert!(apart.iter().all(|own| !is_oversubscribed(own, &apart)));
+        assert!(is_oversubscribed(&rank(400, 1), &[rank(400, 1)]), "also alone");
         let around = |own| Cores { quotas: vec![(1500, own), (2000, 9)], ..on(0..8) };
         let three = [around(1), around(2), around(3)];
-        assert!(is_crowded(&three[0], &three), "the quota of the group around theirs");
+        assert!(is_oversubscribed(&three[0], &three), "the quota of the group around theirs");
     }
 
     #[test]

@@ -6,6 +6,6 @@ mod groups;
 mod host;
 mod memory;
 
-pub(crate) use cores::{Cores, is_crowded};
+pub(crate) use cores::{Cores, is_oversubscribed};
 pub(crate) use host::{host_identity, host_name, network_stack};
 pub(crate) use memory::available_memory;

@@ -213,7 +213,7 @@ impl<'f> Mesh<'f> {
             std::thread::yield_now();
             return Ok(());
         }
-        self.fabric.look_for_dead(REACH)?;
+        self.fabric.check_peers(REACH)?;
         let cause = format!("{} did not answer in time; can its device and port be reached?", Ranks(missing.clone()));
         Err(Error::transport(self.rank(), missing.first().copied(), REACH, cause))
     }

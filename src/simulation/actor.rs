@@ -23,7 +23,7 @@ use crate::collective::engine::Engine;
 use crate::collective::protocol::{Goal, Protocol};
 use crate::collective::session::Session;
 use crate::executor::work::{Outlived, Polled, Rest, Work};
-use crate::fabric::Lender;
+use crate::fabric::HostMemory;
 use helper::Helper;
 pub(super) use saved::{DeathOf, Saved};
 
@@ -102,7 +102,7 @@ enum Doing {
 pub(super) struct Actor {
     engine: Engine,
     session: Session,
-    memory: Lender,
+    memory: HostMemory,
     habits: Habits,
     doing: Doing,
     helper: Helper,
@@ -148,7 +148,7 @@ pub(super) struct Met {
 
 impl Actor {
     pub(super) fn new(driver: Driver, habits: Habits, lead: Option<Lead>) -> Self {
-        let memory = driver.lender();
+        let memory = driver.memory();
         let engine = Engine::new(driver).with_following(lead.as_ref().map(Lead::following));
         let serves = habits.thread && engine.machine().serves();
         Actor {
@@ -339,7 +339,7 @@ impl Actor {
             }
             Doing::Computing => self.arrive(now, rng, oracle)?,
             Doing::Filling { buffer, piece } => {
-                self.take_seat(now);
+                self.take_lease(now);
                 if !self.step(now, Effort::Work, oracle)? {
                     self.fill(buffer, piece, oracle);
                 }
@@ -459,7 +459,7 @@ impl Actor {
             lead.tell_end(self.ends.len());
         }
         self.claim_work(now);
-        self.take_seat(now);
+        self.take_lease(now);
         let Habits { tests, deadline, .. } = self.habits;
         // A test fails at once when a rank has died.
         let may_test = tests > 0 && !self.is_leaving() && !self.has_heard();
@@ -558,7 +558,7 @@ impl Actor {
         let several = held.end() > held.start() && !self.habits.hasty;
         let newest = if several { rng.random_range(held) } else { newest };
         Rc::make_mut(oracle).releases(rank, newest);
-        self.take_seat(now);
+        self.take_lease(now);
         self.session.release(&mut self.engine, newest);
         self.doing = Doing::Releasing;
         Ok(())

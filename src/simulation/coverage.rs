@@ -82,7 +82,7 @@ coverage! {
     /// Ranks that died between their last arrival and their leaving.
     deaths_while_leaving,
     /// Ranks that died after they had taken over an operation of a dead one.
-    heirs_died,
+    successors_died,
     /// Operations of a dead rank that another rank repeated.
     inherited,
     /// Calls of `try_wait` that found nothing.

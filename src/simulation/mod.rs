@@ -37,7 +37,7 @@ pub use replay::replay;
 use crate::collective::core::Time;
 use crate::collective::driver::{Driver, Regions};
 use crate::fabric::sim::SimFabric;
-use crate::fabric::{Endpoint, Fabric, Lender, RawAccess};
+use crate::fabric::{Endpoint, Fabric, HostMemory, RawAccess};
 use actor::{Actor, Next};
 use agenda::Agenda;
 use coverage::Conditions;
@@ -244,7 +244,7 @@ fn build(scenario: &Scenario, oracle: &Oracle, fabrics: &[SimFabric]) -> Result<
         controls.push(leader.register(cells, Regions::CONTROL).map_err(text)?);
         let data = leader.register(plan.data_bytes(), Regions::DATA).map_err(text)?;
         datas.push(data);
-        if let Some(mut memory) = leader.window(data).map(Lender::new).filter(|_| plan.has_memory()) {
+        if let Some(mut memory) = leader.window(data).map(HostMemory::new).filter(|_| plan.has_memory()) {
             for &rank in plan.topology.ranks_of(host) {
                 let model = oracle.first_model(rank);
                 plan.first_models(rank).for_each(|at| memory.contribution(at, plan.bytes).copy_from_slice(&model));
@@ -281,7 +281,7 @@ fn finish(actors: &[Actor], oracle: &Oracle, failed: bool) -> Result<Coverage, S
         deaths,
         deaths_together: deaths.saturating_sub(1),
         deaths_while_leaving: dead().filter(|actor| actor.is_leaving()).count() as u64,
-        heirs_died: dead().filter(|actor| actor.stats().inherited > 0).count() as u64,
+        successors_died: dead().filter(|actor| actor.stats().inherited > 0).count() as u64,
         contributions: oracle.contributions,
         rounds: oracle.rounds(),
         carried_with_fresh: oracle.carried_with_fresh,

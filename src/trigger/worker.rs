@@ -181,7 +181,7 @@ impl Worker {
     }
 
     /// Holds no claim, so no rank waits for this worker.
-    pub(crate) fn owes_nothing(&self) -> bool {
+    pub(crate) fn has_nothing_pending(&self) -> bool {
         self.state == WorkerState::Idle
     }
 

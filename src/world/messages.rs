@@ -20,7 +20,7 @@ pub(super) struct Mail {
 }
 
 /// The longest sleep of a waiting thread: other threads may have a message to move meanwhile.
-const NAP: Duration = Duration::from_micros(200);
+const PAUSE: Duration = Duration::from_micros(200);
 
 /// # Messages
 ///
@@ -181,7 +181,7 @@ impl World {
     ) -> Result<()> {
         let started = Instant::now();
         let now = || started.elapsed().as_nanos() as Time;
-        let (mut looked, mut spins, mut gone) = (started, true, None);
+        let (mut checked, mut spins, mut gone) = (started, true, None);
         let lock = || interrupt::lock(&self.inner.mail, self.rank(), operation, until);
         let mut guard = lock()?;
         if let Some(mail) = &mut *guard {
@@ -199,7 +199,7 @@ impl World {
                 pairs.prepare_sleep();
                 let is_there = poll(pairs);
                 if matches!(is_there, Ok(false)) {
-                    pairs.sleep(NAP);
+                    pairs.sleep(PAUSE);
                 } else {
                     pairs.cancel_sleep();
                 }
@@ -214,9 +214,9 @@ impl World {
                 rustix::thread::sched_yield();
             }
             self.fabric().health(operation)?;
-            if looked.elapsed() >= HEARTBEAT {
-                looked = Instant::now();
-                self.fabric().look_for_dead(operation)?;
+            if checked.elapsed() >= HEARTBEAT {
+                checked = Instant::now();
+                self.fabric().check_peers(operation)?;
                 interrupt::check(self.rank(), operation)?;
                 let before = gone;
                 let others = || (0..self.size()).filter(|&peer| peer != self.rank());

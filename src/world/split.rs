@@ -79,7 +79,7 @@ impl World {
                 gather(&[])?;
             }
             // If a rank dies now, the others may be waiting for it.
-            let goes_on = || self.fabric().look_for_dead(OPERATION);
+            let goes_on = || self.fabric().check_peers(OPERATION);
             return join_by_memory(&group.place, ranks, &secret, (terms, until), &goes_on);
         }
         let told = Cell::new(false);

@@ -12,7 +12,7 @@ use earlybird_ffi::fork;
 use super::{Inner, World};
 use crate::board::{Data, Kind, What, is_small, place};
 use crate::error::{Error, Result};
-use crate::fabric::{Access, CACHE_LINE, Endpoint, Key, Lender, Window};
+use crate::fabric::{Access, CACHE_LINE, Endpoint, HostMemory, Key, Window};
 use crate::reduce::{BoardSource, Dtype, Element, Gathered, Item, Reduce};
 use crate::time::Deadline;
 
@@ -35,7 +35,7 @@ pub struct SymmetricMemory {
     /// The number of this memory among the symmetric memories of the world.
     number: u64,
     bytes: usize,
-    own: Lender,
+    own: HostMemory,
     own_window: Window,
     /// The memory of each rank; empty where ranks do not share memory.
     windows: Vec<Window>,
@@ -112,7 +112,7 @@ impl World {
             generation: self.inner.generation,
             number,
             bytes,
-            own: Lender::new(own_window.clone()),
+            own: HostMemory::new(own_window.clone()),
             windows,
             own_window,
             _endpoint: endpoint,

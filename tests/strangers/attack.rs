@@ -81,12 +81,12 @@ pub(crate) fn attack(
 ) -> u64 {
     let mut random = StdRng::seed_from_u64(seed);
     let (mut kept, mut connections) = (VecDeque::new(), 0);
-    let (mut ports, mut looked) = (targets(), Instant::now());
+    let (mut ports, mut checked) = (targets(), Instant::now());
     while goes_on.load(Ordering::Relaxed) {
         // This machine has few cores.
         std::thread::sleep(Duration::from_micros(500));
-        if ports.is_empty() || looked.elapsed() > Duration::from_millis(20) {
-            (ports, looked) = (targets(), Instant::now());
+        if ports.is_empty() || checked.elapsed() > Duration::from_millis(20) {
+            (ports, checked) = (targets(), Instant::now());
         }
         // Where libfabric is to be stopped, it must stay so.
         if ports.is_empty() || (attacks == [Attack::Stop] && kept.len() == KEPT) {

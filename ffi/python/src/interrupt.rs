@@ -65,7 +65,7 @@ fn asked() -> bool {
     if UNTIL_END.get() && ENDS.load(Ordering::Relaxed) {
         return true;
     }
-    if LOOKED.get().is_some_and(|looked| looked.elapsed() < SLICE) || !is_main() {
+    if LOOKED.get().is_some_and(|checked| checked.elapsed() < SLICE) || !is_main() {
         return false;
     }
     LOOKED.set(Some(Instant::now()));

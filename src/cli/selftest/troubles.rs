@@ -52,7 +52,7 @@ pub(super) fn late(world: &World, effort: &Effort, fire: Fire) -> Result<Finding
 const WITHOUT: u64 = 4;
 
 /// Returns how long a rank sleeps: far longer than the rounds that the others make meanwhile.
-fn nap(world: &World) -> Result<Duration> {
+fn pause(world: &World) -> Result<Duration> {
     Ok((pace(world)? * 10 * WITHOUT as u32).clamp(Duration::from_millis(150), Duration::from_secs(3)))
 }
 
@@ -79,18 +79,18 @@ fn in_enough_time<R>(
 
 /// Lets each rank in turn sleep outside the library, while the others make rounds. So the home of a round sleeps, too.
 pub(super) fn absent(world: &World, effort: &Effort) -> Result<Finding> {
-    let (ranks, mut nap) = (world.size(), nap(world)?);
+    let (ranks, mut pause) = (world.size(), pause(world)?);
     let turns = ranks.min(effort.absent);
     let (mut slowest, mut problem) = (Duration::ZERO, None);
     for turn in 0..turns {
         // Spread over the world.
         let sleeper = (u64::from(turn) * u64::from(ranks) / u64::from(turns)) as u32;
-        let (slept, (took, found)) = in_enough_time(world, nap, |nap| without(world, sleeper, nap))?;
-        nap = slept;
+        let (slept, (took, found)) = in_enough_time(world, pause, |pause| without(world, sleeper, pause))?;
+        pause = slept;
         slowest = slowest.max(took);
         problem = problem.or(found);
     }
-    let (took, slept) = (told(longest(world, slowest)?.as_secs_f64()), told(nap.as_secs_f64()));
+    let (took, slept) = (told(longest(world, slowest)?.as_secs_f64()), told(pause.as_secs_f64()));
     let figure = format!("{turns} ranks in turn; {WITHOUT} rounds took {took} at most, of {slept} of sleep");
     Ok(Finding::unless(problem, figure))
 }
@@ -98,7 +98,7 @@ pub(super) fn absent(world: &World, effort: &Effort) -> Result<Finding> {
 /// Makes rounds without one rank, which then receives them and is carried into the next one. Returns whether that rank
 /// woke before they were made, the time that the rounds took here, and a problem that this rank has seen. If the others
 /// need the rank, it always wakes before.
-fn without(world: &World, sleeper: u32, nap: Duration) -> Result<(bool, (Duration, Option<String>))> {
+fn without(world: &World, sleeper: u32, pause: Duration) -> Result<(bool, (Duration, Option<String>))> {
     let ranks = world.size();
     let fire = Fire::quorum(ranks - 1);
     let mut sum = world.allreduce::<u64>(&[16]).fire(fire).grace(Grace::NONE).build()?;
@@ -113,13 +113,16 @@ fn without(world: &World, sleeper: u32, nap: Duration) -> Result<(bool, (Duratio
     let start = Instant::now();
     let (mut took, mut early) = (Duration::ZERO, false);
     if sleeps {
-        std::thread::sleep(nap);
+        std::thread::sleep(pause);
         sum.contribution()?.fill(1);
         sum.arrive()?;
         let missed: Vec<u64> = sum.wait(PATIENCE)?.iter().map(|outcome| outcome.round()).collect();
         let expected: Vec<u64> = (1..=WITHOUT).collect();
         early = missed.len() < expected.len();
-        mind(!early, format!("G3: {} of {WITHOUT} rounds were made while rank {sleeper} slept {nap:?}", missed.len()));
+        mind(
+            !early,
+            format!("G3: {} of {WITHOUT} rounds were made while rank {sleeper} slept {pause:?}", missed.len()),
+        );
         mind(missed == expected, format!("G4: rank {sleeper} slept through {expected:?} and received {missed:?}"));
     } else {
         for round in 1..=WITHOUT {
@@ -152,7 +155,7 @@ fn without(world: &World, sleeper: u32, nap: Duration) -> Result<(bool, (Duratio
 /// Checks a deadline: a rank does not come, the deadline of the others names it, and nothing is lost.
 pub(super) fn deadline(world: &World, _: &Effort) -> Result<Finding> {
     let missing = world.size() - 1;
-    let (short, problem) = in_enough_time(world, nap(world)?, |short| without_the_last(world, missing, short))?;
+    let (short, problem) = in_enough_time(world, pause(world)?, |short| without_the_last(world, missing, short))?;
     Ok(Finding::unless(problem, format!("after {} each other rank named rank {missing}", told(short.as_secs_f64()))))
 }
 

@@ -53,7 +53,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         };
         let made = TicketDriver::new(TicketMachine::new(plan), endpoint, memory);
         let driver = self.or_abort(made.map_err(|error| error.in_call(operation)))?;
-        let mut memory = driver.lender();
+        let mut memory = driver.memory();
         self.write_own_model(&mut memory, [own_register].into_iter(), until)?;
         let raw = self.raw(TicketEngine::new(driver), memory, self.chosen_executor(), None)?;
         Ok(Allreduce::new(Calls::Arrivals(raw), (self.dtype, self.lengths), decode_run(&everybody)))

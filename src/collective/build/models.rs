@@ -7,7 +7,7 @@ use crate::collective::checkpoint::Checkpoint;
 use crate::collective::choices::digest;
 use crate::collective::regions::write_model;
 use crate::error::{Error, Result};
-use crate::fabric::Lender;
+use crate::fabric::HostMemory;
 use crate::group::Group;
 use crate::reduce::Item;
 
@@ -74,7 +74,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     /// returned, so no register is read before its rank has written it.
     pub(super) fn write_own_model(
         &self,
-        memory: &mut Lender,
+        memory: &mut HostMemory,
         places: impl Iterator<Item = usize>,
         until: Instant,
     ) -> Result<()> {

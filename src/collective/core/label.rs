@@ -55,7 +55,7 @@ impl<F: Fn(usize) -> u64> Label<F> {
     }
 
     /// Ranks that have no room for the next round.
-    pub(crate) fn crowded(&self) -> impl Iterator<Item = u32> {
+    pub(crate) fn without_slot(&self) -> impl Iterator<Item = u32> {
         let first = ENTRIES + self.entries();
         let count = ((self.cell)(FORM) >> FORM_BITS) as usize;
         (first..first + count).map(|index| (self.cell)(index) as u32)
@@ -71,14 +71,14 @@ impl<F: Fn(usize) -> u64> Label<F> {
 pub(crate) fn label<'a>(
     mut record: impl Iterator<Item = u64> + 'a,
     form: Form,
-    crowded: &'a [u32],
+    without_slot: &'a [u32],
 ) -> impl Iterator<Item = u64> + 'a {
     let code = match form {
         Form::Rows(rows) => rows as u64,
         Form::Sum => SUM,
     };
-    let head = record.next().into_iter().chain([(crowded.len() as u64) << FORM_BITS | code]);
-    head.chain(record).chain(crowded.iter().map(|&rank| u64::from(rank)))
+    let head = record.next().into_iter().chain([(without_slot.len() as u64) << FORM_BITS | code]);
+    head.chain(record).chain(without_slot.iter().map(|&rank| u64::from(rank)))
 }
 
 /// Most cells of a label of what `ranks` ranks have a part in.
@@ -97,13 +97,13 @@ mod tests {
 
     #[test]
     fn a_label_says_what_it_was_made_of() {
-        for (form, crowded) in [(Form::Sum, vec![]), (Form::Rows(2), vec![7, 1]), (Form::Rows(0), vec![3])] {
+        for (form, without_slot) in [(Form::Sum, vec![]), (Form::Rows(2), vec![7, 1]), (Form::Rows(0), vec![3])] {
             let record = [5 << 32 | 2, 100, 200];
-            let cells: Vec<u64> = label(record.into_iter(), form, &crowded).collect();
+            let cells: Vec<u64> = label(record.into_iter(), form, &without_slot).collect();
             let label = Label::new(|index: usize| cells[index]);
             assert_eq!(label.form(), form);
             assert_eq!([0, 1, 2].map(|index| label.record(index)), record);
-            assert_eq!(label.crowded().collect::<Vec<_>>(), crowded);
+            assert_eq!(label.without_slot().collect::<Vec<_>>(), without_slot);
             assert_eq!(label.cells(), cells.len());
         }
     }

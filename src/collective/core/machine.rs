@@ -297,7 +297,7 @@ impl Machine {
     pub(crate) fn is_ready(&self) -> bool {
         let ledger = &self.cx.ledger;
         let least = self.given_end().unwrap_or(ledger.taken() + 1);
-        ledger.landed() >= least && self.is_served() && self.owes_nothing()
+        ledger.landed() >= least && self.is_served() && self.has_nothing_pending()
     }
 
     /// The last round that the next `take` returns, if that is given.
@@ -313,8 +313,8 @@ impl Machine {
     }
 
     /// Whether no rank waits for something that this rank has claimed.
-    fn owes_nothing(&self) -> bool {
-        self.movement.owes_nothing() && self.agreement.owes_nothing()
+    fn has_nothing_pending(&self) -> bool {
+        self.movement.has_nothing_pending() && self.agreement.has_nothing_pending()
     }
 
     /// Whether this rank's last arrival is in a round.
@@ -325,7 +325,7 @@ impl Machine {
     /// Whether this rank left and nothing of it is in flight.
     pub(crate) fn is_finished(&self) -> bool {
         let has_all = self.cx.ledger.has_left() && self.cx.ledger.landed() >= self.cx.ledger.fired();
-        has_all && self.is_quiet() && self.owes_nothing() && self.agreement.has_served(&self.cx)
+        has_all && self.is_quiet() && self.has_nothing_pending() && self.agreement.has_served(&self.cx)
     }
 
     /// Whether all ranks know that this rank has let everything go.

@@ -16,6 +16,7 @@ mod label;
 mod ledger;
 mod machine;
 mod movement;
+#[cfg(any(test, earlybird_tools))]
 mod names;
 mod op;
 mod outbox;

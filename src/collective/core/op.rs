@@ -2,7 +2,7 @@
 
 use super::cut::Cut;
 use super::entry::Entry;
-use super::plan::{BUFFERS, Plan, RELAYED_ROUNDS, TOLD_ROUNDS};
+use super::plan::{BUFFERS, Plan, RELAYED_ROUNDS, SIGNALLED_ROUNDS};
 use crate::fabric::{Atomic, Change};
 use crate::reduce::Place;
 use crate::trigger::{Buffer, Chunk, Deposit, Order, Task};
@@ -21,13 +21,13 @@ pub(crate) enum Counted {
     /// Data that is relayed in a round, by its turn.
     Relayed { turn: u32 },
     /// An activation or an arrival of a round, by its turn.
-    Told { turn: u32 },
+    Signalled { turn: u32 },
     /// The tag (and data) of the contribution in a buffer.
     Tag { buffer: u32 },
 }
 
-const FIRST_TOLD: usize = 4 + RELAYED_ROUNDS as usize;
-const FIRST_TAG: usize = FIRST_TOLD + TOLD_ROUNDS as usize;
+const FIRST_SIGNALLED: usize = 4 + RELAYED_ROUNDS as usize;
+const FIRST_TAG: usize = FIRST_SIGNALLED + SIGNALLED_ROUNDS as usize;
 
 impl Counted {
     /// Tags, by buffer.
@@ -42,14 +42,14 @@ impl Counted {
         Counted::Relayed { turn: 0 },
         Counted::Relayed { turn: 1 },
         Counted::Relayed { turn: 2 },
-        Counted::Told { turn: 0 },
-        Counted::Told { turn: 1 },
-        Counted::Told { turn: 2 },
-        Counted::Told { turn: 3 },
-        Counted::Told { turn: 4 },
-        Counted::Told { turn: 5 },
-        Counted::Told { turn: 6 },
-        Counted::Told { turn: 7 },
+        Counted::Signalled { turn: 0 },
+        Counted::Signalled { turn: 1 },
+        Counted::Signalled { turn: 2 },
+        Counted::Signalled { turn: 3 },
+        Counted::Signalled { turn: 4 },
+        Counted::Signalled { turn: 5 },
+        Counted::Signalled { turn: 6 },
+        Counted::Signalled { turn: 7 },
         Self::TAGS[0],
         Self::TAGS[1],
         Self::TAGS[2],
@@ -64,7 +64,7 @@ impl Counted {
             Counted::Outcome => 2,
             Counted::Read => 3,
             Counted::Relayed { turn } => 4 + turn as usize,
-            Counted::Told { turn } => FIRST_TOLD + turn as usize,
+            Counted::Signalled { turn } => FIRST_SIGNALLED + turn as usize,
             Counted::Tag { buffer } => FIRST_TAG + buffer as usize,
         }
     }
@@ -231,9 +231,9 @@ pub(crate) enum Op {
 pub(crate) enum ProgramOp {
     /// Carries out a reduction.
     Run(Task),
-    /// Puts what a gate let in, `pieces` pieces, where it is relayed from. `crowded`: this rank has no room for the next
+    /// Puts what a gate let in, `pieces` pieces, where it is relayed from. `without_slot`: this rank has no room for the next
     /// round.
-    Seal { round: u64, deposit: Deposit, initiator: Option<u32>, crowded: bool, pieces: u32, order: Order },
+    Seal { round: u64, deposit: Deposit, initiator: Option<u32>, without_slot: bool, pieces: u32, order: Order },
     /// Sums a chunk of what lies in one or two buffers, with its labels, into another one: the outcome, or a partial sum.
     Sum { round: u64, from: (Buffer, Option<Buffer>), to: Buffer, chunk: Chunk, order: Order },
     /// Queues a slot's operations for this round, with an empty gate.

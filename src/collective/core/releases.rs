@@ -46,14 +46,14 @@ mod tests {
     #[test]
     fn who_has_released_a_round_is_not_looked_at_again() {
         let mut releases = Releases::default();
-        let looks = Cell::new(0);
+        let polls = Cell::new(0);
         let mut ask = |round: u64, cells: [u64; 4]| {
-            looks.set(0);
+            polls.set(0);
             let released = |rank: u32| {
-                looks.set(looks.get() + 1);
+                polls.set(polls.get() + 1);
                 cells[rank as usize]
             };
-            (releases.reach(round, 4, released), looks.get())
+            (releases.reach(round, 4, released), polls.get())
         };
         assert_eq!(ask(0, [0; 4]), (true, 0));
         assert_eq!(ask(1, [2, 3, 0, 2]), (false, 3));

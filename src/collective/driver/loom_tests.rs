@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use super::{Driver, Reduction, Regions};
 use crate::collective::core::{Cut, Effort, Entry, Part, Plan, Terms, program};
-use crate::fabric::Lender;
+use crate::fabric::HostMemory;
 use crate::fabric::modelled::Host;
 use crate::reduce::{Dtype, Reduce};
 use crate::rule::{Absent, AgreementBy, Fire, Grace, MovementBy, Scale, Schedule};
@@ -118,7 +118,7 @@ fn spawn(run: impl FnOnce() + Send + 'static) {
 
 struct Rank {
     driver: Driver,
-    memory: Lender,
+    memory: HostMemory,
     /// Contributions in the outcomes so far: the rank, and the round that it made them for.
     had: BTreeSet<(u32, u64)>,
 }
@@ -129,7 +129,7 @@ impl Rank {
         let reduction = Reduction { dtype: Dtype::U64, reduce: Reduce::Sum, scale: Scale::Sum, absent: Absent::Carry };
         let endpoint = Box::new(host.endpoint(plan.me));
         let driver = Driver::new(plan, endpoint, regions, reduction, None).unwrap();
-        let memory = driver.lender();
+        let memory = driver.memory();
         Rank { driver, memory, had: BTreeSet::new() }
     }
 

@@ -14,9 +14,9 @@ impl Driver {
     pub(super) fn execute_program(&mut self, op: ProgramOp, now: Time) -> Result<()> {
         match op {
             ProgramOp::Run(task) => self.run(task),
-            ProgramOp::Seal { round, deposit, initiator, crowded, pieces, order } => {
+            ProgramOp::Seal { round, deposit, initiator, without_slot, pieces, order } => {
                 let whole = Chunk { from: 0, to: pieces, of: pieces };
-                self.seal(round, (deposit, initiator), crowded, (whole, order));
+                self.seal(round, (deposit, initiator), without_slot, (whole, order));
             }
             ProgramOp::Sum { round, from, to, chunk, order } => self.sum(round, from, to, (chunk, order)),
             ProgramOp::Arm { round } => self.offloaded(|runner| runner.arm(round))?,
@@ -40,7 +40,7 @@ impl Driver {
     }
 
     /// Records what a runner has done since, and with some effort reduces what has come.
-    pub(super) fn look_at_runner(&mut self, effort: Effort) -> Result<()> {
+    pub(super) fn poll_runner(&mut self, effort: Effort) -> Result<()> {
         let Driver { runner: Some(runner), machine, control, arena, reduction, parts, .. } = self else {
             return Ok(());
         };

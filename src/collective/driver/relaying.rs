@@ -12,17 +12,17 @@ use crate::trigger::{Buffer, Chunk, Deposit, Order};
 #[derive(Debug, Default)]
 pub(super) struct Parts {
     pub(super) cut: Cut,
-    crowded: Vec<u32>,
+    without_slot: Vec<u32>,
 }
 
 impl Parts {
     pub(super) fn with_room_for(ranks: u32) -> Self {
-        Parts { cut: Cut::with_room_for(ranks), crowded: Vec::with_capacity(ranks as usize) }
+        Parts { cut: Cut::with_room_for(ranks), without_slot: Vec::with_capacity(ranks as usize) }
     }
 
     fn begin(&mut self, round: u64, initiator: Option<u32>) {
         self.cut.begin(round, initiator);
-        self.crowded.clear();
+        self.without_slot.clear();
     }
 }
 
@@ -37,7 +37,7 @@ impl Driver {
         &mut self,
         round: u64,
         (deposit, initiator): (Deposit, Option<u32>),
-        crowded: bool,
+        without_slot: bool,
         (whole, order): (Chunk, Order),
     ) {
         let Driver { machine, control, arena, reduction, parts, .. } = self;
@@ -45,7 +45,7 @@ impl Driver {
         let to = plan.area(Buffer::Contribution, round);
         parts.begin(round, initiator);
         parts.cut.add_gate(plan.me, deposit, |buffer| plan.weight(plan.me, buffer, &*control));
-        parts.crowded.extend(crowded.then_some(plan.me));
+        parts.without_slot.extend(without_slot.then_some(plan.me));
         let form = rows(parts.cut.entries());
         for (row, entry) in parts.cut.contributions().enumerate() {
             for (before, part) in order.parts(whole) {
@@ -56,7 +56,7 @@ impl Driver {
                 arena.combine(reduction.kind(), [source].into_iter(), goal, len / reduction.dtype.size(), None);
             }
         }
-        control.store_down(last_cell(plan, to), label(parts.cut.encode(), form, &parts.crowded));
+        control.store_down(last_cell(plan, to), label(parts.cut.encode(), form, &parts.without_slot));
     }
 
     /// Sums a chunk of what lies in one or two buffers, and joins what is in them.
@@ -78,7 +78,7 @@ impl Driver {
             let last = last_cell(plan, at);
             let label = Label::new(|index| control.load(last - index));
             parts.cut.add(|index| label.record(index));
-            parts.crowded.extend(label.crowded());
+            parts.without_slot.extend(label.without_slot());
             // In front of what this rank keeps lies what it sent; another rank sent no more than is summed.
             let is_own = !matches!(from, Buffer::Inbox(_));
             let is_divided = is_own && !chunk.is_whole() && !plan.fault(Fault::SumWhatWasSent);
@@ -116,7 +116,7 @@ impl Driver {
             let elements = plan.chunk_span(part).1 / reduction.dtype.size();
             arena.combine(reduction.kind(), sources.iter().copied(), goal, elements, divisor);
         }
-        control.store_down(last_cell(plan, at), label(parts.cut.encode(), form, &parts.crowded));
+        control.store_down(last_cell(plan, at), label(parts.cut.encode(), form, &parts.without_slot));
     }
 }
 

@@ -5,7 +5,7 @@
 //! never given back: no rank writes to the cells of others when a group is over.
 //!
 //! - A rank claims its own register before it draws a ticket. It waits while the group that had it last is not over. At
-//!   that time it holds nothing, so no circle of ranks that wait can form. When it has its ticket, it names the group.
+//!   that time it holds nothing, so no cycle of waiting ranks can form. When it has its ticket, it names the group.
 //! - A closer takes another rank's register by one compare-swap that expects a claim that has ended. It takes it last,
 //!   when its own group has formed, and if that fails it tries another rank. So the group does not wait.
 //! - The compare-swap also fails if the rank has arrived since. So a lender has no ticket in any group that is not over.

@@ -5,8 +5,8 @@
 //!
 //! # Waiting over a network
 //! No rank hears of a change of the home's cells, so a rank that waits looks again and again. The next look comes after a
-//! quarter of the time that it has waited, within bounds ([`DOZE`]). So looks make a wait longer by a quarter at most, or by
-//! the shortest doze, and a rank that waits for long costs the home a thousand reads in a second.
+//! quarter of the time that it has waited, within bounds ([`BACK_OFF`]). So polls make a wait longer by a quarter at most, or by
+//! the shortest back-off, and a rank that waits for long costs the home a thousand reads in a second.
 
 mod moving;
 
@@ -19,20 +19,20 @@ use super::machine::{Event, TicketMachine};
 use super::op::TicketOp;
 use crate::collective::core::{Effort, Time};
 use crate::error::Result;
-use crate::fabric::{Access, Completion, Endpoint, Interest, Lender, Posted, Region};
+use crate::fabric::{Access, Completion, Endpoint, HostMemory, Interest, Posted, Region};
 use crate::reduce::{Arena, Dtype};
 use moving::Moving;
 
 /// The shortest and the longest time between two looks in vain, in nanoseconds. A shorter one costs as much as the read.
-const DOZE: RangeInclusive<Time> = 50_000..=1_000_000;
+const BACK_OFF: RangeInclusive<Time> = 50_000..=1_000_000;
 
 /// One look in vain in this number is at the ranks that left: an error names those that are missing.
-const LOOKS_AT_LEAVERS: u32 = 16;
+const POLLS_OF_LEAVERS: u32 = 16;
 
 /// What is in flight: an operation of the machine; there is one at a time.
 const OPERATION: u64 = 0;
 /// A look at cells.
-const LOOK: u64 = 1;
+const READ: u64 = 1;
 /// A part of a segment.
 const DATA: u64 = 2;
 /// From here on: pairs of cells that have landed.
@@ -74,8 +74,8 @@ pub(crate) struct TicketDriver {
     in_flight: usize,
     /// When the first look in vain was, since the machine went on.
     waits_since: Option<Time>,
-    looks_in_vain: u32,
-    next_look: Time,
+    idle_polls: u32,
+    next_poll: Time,
     /// All ranks have left, and no rank uses the memory of this one.
     is_over: bool,
 }
@@ -106,8 +106,8 @@ impl TicketDriver {
             memory,
             in_flight: 0,
             waits_since: None,
-            looks_in_vain: 0,
-            next_look: 0,
+            idle_polls: 0,
+            next_poll: 0,
             is_over: false,
         })
     }
@@ -137,8 +137,8 @@ impl TicketDriver {
         self.memory.mean
     }
 
-    pub(crate) fn lender(&self) -> Lender {
-        self.arena.lender()
+    pub(crate) fn memory(&self) -> HostMemory {
+        self.arena.memory()
     }
 
     /// Whether a wait of the endpoint was delegated, and goes on.
@@ -175,7 +175,7 @@ impl TicketDriver {
             self.execute(op)?;
             return Ok(true);
         }
-        self.look(now)
+        self.poll_cells(now)
     }
 
     /// Takes what has come from the network; returns whether the machine went on.
@@ -192,25 +192,25 @@ impl TicketDriver {
     }
 
     /// When a rank that sleeps has to look again, if no rank wakes it.
-    pub(super) fn next_look(&self, now: Time) -> Option<Time> {
-        let answer = (self.in_flight > 0).then(|| now.saturating_add(*DOZE.start()));
-        let look = (self.is_spread() && self.waits_since.is_some()).then_some(self.next_look);
-        answer.or(look)
+    pub(super) fn next_poll(&self, now: Time) -> Option<Time> {
+        let answer = (self.in_flight > 0).then(|| now.saturating_add(*BACK_OFF.start()));
+        let poll_cells = (self.is_spread() && self.waits_since.is_some()).then_some(self.next_poll);
+        answer.or(poll_cells)
     }
 
     /// Looks at cells, or begins to read them.
-    fn look(&mut self, now: Time) -> Result<bool> {
+    fn poll_cells(&mut self, now: Time) -> Result<bool> {
         let plan = self.machine.plan();
         let cells = match self.machine.watches() {
             _ if self.is_staying() => 0..plan.cells(),
-            cells if cells.is_empty() || self.looks_in_vain % LOOKS_AT_LEAVERS != LOOKS_AT_LEAVERS - 1 => cells,
+            cells if cells.is_empty() || self.idle_polls % POLLS_OF_LEAVERS != POLLS_OF_LEAVERS - 1 => cells,
             _ => plan.leavers(),
         };
         let takes_a_read = !self.home.is_here() && !cells.is_empty();
-        if takes_a_read && now < self.next_look && self.waits_since.is_some() {
+        if takes_a_read && now < self.next_poll && self.waits_since.is_some() {
             return Ok(false);
         }
-        match self.home.look(&mut *self.endpoint, cells, LOOK)? {
+        match self.home.read(&mut *self.endpoint, cells, READ)? {
             Posted::Done(_) => Ok(self.see(now)),
             Posted::Pending => {
                 self.in_flight = 1;
@@ -228,12 +228,12 @@ impl TicketDriver {
             self.machine.poll(now, &self.home)
         };
         if progress {
-            (self.waits_since, self.looks_in_vain) = (None, 0);
+            (self.waits_since, self.idle_polls) = (None, 0);
         } else {
             let since = *self.waits_since.get_or_insert(now);
-            let doze = (now.saturating_sub(since) / 4).clamp(*DOZE.start(), *DOZE.end());
-            self.next_look = now.saturating_add(doze);
-            self.looks_in_vain = self.looks_in_vain.wrapping_add(1);
+            let back_off = (now.saturating_sub(since) / 4).clamp(*BACK_OFF.start(), *BACK_OFF.end());
+            self.next_poll = now.saturating_add(back_off);
+            self.idle_polls = self.idle_polls.wrapping_add(1);
         }
         progress
     }
@@ -264,7 +264,7 @@ impl TicketDriver {
         }
         self.in_flight -= 1;
         match token {
-            LOOK => return Ok(self.see(now)),
+            READ => return Ok(self.see(now)),
             DATA if self.in_flight > 0 => {}
             DATA => self.go_on_moving()?,
             _ => self.machine.complete(value),
@@ -273,7 +273,7 @@ impl TicketDriver {
     }
 
     fn execute(&mut self, op: TicketOp) -> Result<()> {
-        (self.waits_since, self.looks_in_vain) = (None, 0);
+        (self.waits_since, self.idle_polls) = (None, 0);
         let event = self.machine.changes(&op);
         let endpoint = &mut *self.endpoint;
         let posted = match op {

@@ -9,7 +9,7 @@ use super::driver::{Mean, TicketDriver, interest};
 use crate::collective::core::{self, Effort, Entry, Part, Stats, Time};
 use crate::collective::protocol::{Buffer, Facts, Goal, Protocol};
 use crate::error::{Ranks, Result};
-use crate::executor::work::{Looks, Outlived, Polled, Rest, Shared, Work};
+use crate::executor::work::{Outlived, Polled, Polls, Rest, Shared, Work};
 use crate::rank_set::RankSet;
 use crate::rule::{Absent, Grace, Mover};
 
@@ -174,8 +174,8 @@ impl Work for TicketEngine {
         self.driver.is_spread() || self.driver.machine().plan().deadline().is_some()
     }
 
-    fn looks(&self, yields: bool) -> Looks {
-        Looks::new(yields, !self.driver.is_spread())
+    fn polls(&self, yields: bool) -> Polls {
+        Polls::new(yields, !self.driver.is_spread())
     }
 
     fn poll(&mut self, now: Time) -> Result<Polled> {
@@ -207,7 +207,7 @@ impl Work for TicketEngine {
             driver.endpoint().cancel_wait();
             return Ok(Rest::Awake);
         }
-        let until = [driver.next_look(now), self.next_timer()].into_iter().flatten().min();
+        let until = [driver.next_poll(now), self.next_timer()].into_iter().flatten().min();
         Ok(Rest::Asleep { until })
     }
 

@@ -59,7 +59,7 @@ impl Home {
     }
 
     /// Brings these cells up to date, if that takes an operation.
-    pub(super) fn look(&self, endpoint: &mut dyn Endpoint, cells: Range<usize>, token: u64) -> Result<Posted> {
+    pub(super) fn read(&self, endpoint: &mut dyn Endpoint, cells: Range<usize>, token: u64) -> Result<Posted> {
         let Some(copy) = self.copy.filter(|_| !cells.is_empty()) else { return Ok(Posted::Done(0)) };
         let from = at(self.region, cells.start);
         endpoint.read(from, at(copy, cells.start), cells.len() * size_of::<u64>(), token)

@@ -181,7 +181,7 @@ impl TicketMachine {
                 self.change_own_claim(atomic, TicketStage::Claiming);
             }
             TicketStage::AwaitRecord => self.show(cells),
-            TicketStage::Open => self.look(now, cells),
+            TicketStage::Open => self.poll_open(now, cells),
             TicketStage::Gathering { seats } => self.gather(seats, cells),
             TicketStage::AwaitMoved if self.has_moved(cells) => self.release(),
             _ => {}
@@ -458,7 +458,7 @@ impl TicketMachine {
     }
 
     /// Looks for the cut, and at the deadline.
-    fn look(&mut self, now: Time, cells: &impl Cells) {
+    fn poll_open(&mut self, now: Time, cells: &impl Cells) {
         if self.plan.record(self.ticket.seat.group).learn(&mut self.cut, cells) {
             self.formed();
         } else if self.expires_at.is_some_and(|at| at <= now) {

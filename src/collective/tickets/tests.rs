@@ -69,7 +69,7 @@ fn schedule(seed: u64, fault: Option<Fault>) -> Checked<World> {
 }
 
 /// After this number of turns a rank without anything to do, even the slowest, has had one: it has one in eight of its share.
-const LOOKS: u32 = 192;
+const POLLS: u32 = 192;
 
 /// The same, in which a rank may die at some time, and its end: then only those may be left that miss the dead one, or one that
 /// does. Returns whether a rank has died.
@@ -107,7 +107,7 @@ fn schedule_with(seed: u64, fault: Option<Fault>, may_die: bool) -> Checked<(Wor
         let me = rng.random_range(0..ranks);
         if dead == Some(me) {
             idle += 1;
-            if idle > LOOKS * ranks && !(0..ranks).any(|me| dead != Some(me) && world.has_timer(me, now)) {
+            if idle > POLLS * ranks && !(0..ranks).any(|me| dead != Some(me) && world.has_timer(me, now)) {
                 world.check_bereaved(me)?;
                 return Ok((world, true));
             }
@@ -130,7 +130,7 @@ fn schedule_with(seed: u64, fault: Option<Fault>, may_die: bool) -> Checked<(Wor
             *arrival = Some(now + rng.random_range(0..longest[me as usize]));
         }
         idle = if step == Step::Nothing { idle + 1 } else { 0 };
-        if idle > LOOKS * ranks {
+        if idle > POLLS * ranks {
             // Nothing but a deadline can end this, and each rank has had its turn since.
             ensure!(dead.is_some() || (0..ranks).any(|me| world.has_timer(me, now)), "hangs");
             now += 200;

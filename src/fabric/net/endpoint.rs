@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::channel::ring;
 use super::registration::{Purpose, Registered};
-use super::shared::{DOZE, NetShared};
+use super::shared::{BACK_OFF, NetShared};
 use super::wire::Wire;
 use crate::error::Result;
 use crate::fabric::memory::check_memory;
@@ -117,12 +117,12 @@ impl<W: Wire> Endpoint for NetEndpoint<W> {
 pub(super) struct NetSleeper<W: Wire> {
     shared: Arc<NetShared<W>>,
     /// When the delegated waits last ended for a poll of memory.
-    looked: Instant,
+    checked: Instant,
 }
 
 impl<W: Wire> NetSleeper<W> {
     pub(super) fn new(shared: Arc<NetShared<W>>) -> Self {
-        NetSleeper { shared, looked: Instant::now() }
+        NetSleeper { shared, checked: Instant::now() }
     }
 }
 
@@ -130,15 +130,15 @@ impl<W: Wire> Sleeper for NetSleeper<W> {
     /// A ring before the sleep still counts when the sleep begins. A thread that never gets to sleep polls memory
     /// nevertheless, if no peer wakes it.
     fn prepare(&mut self) {
-        if self.shared.polls_memory() && self.looked.elapsed() >= DOZE {
+        if self.shared.polls_memory() && self.checked.elapsed() >= BACK_OFF {
             self.shared.end_delegated_waits();
-            self.looked = Instant::now();
+            self.checked = Instant::now();
         }
     }
 
     fn sleep(&mut self, at_most: Duration) {
         self.shared.wait_for_bell(at_most);
-        self.looked = Instant::now();
+        self.checked = Instant::now();
     }
 
     fn waker(&self) -> Waker {

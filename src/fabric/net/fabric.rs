@@ -90,7 +90,7 @@ impl<W: Wire> NetFabric<W> {
     /// Describes strangers and device trouble that may explain why a rank is silent, as text that continues a sentence.
     pub(super) fn explanation(&self) -> String {
         let engine = self.shared.lock();
-        format!("{}{}", engine.ailment(), engine.strangers)
+        format!("{}{}", engine.device_fault(), engine.strangers)
     }
 
     /// Gives each rank its own bytes, at most [`MOST_EXCHANGED`] of them, and returns what all ranks gave to this one.
@@ -114,7 +114,7 @@ impl<W: Wire> NetFabric<W> {
                 if shared.wait_until(0, bell, slice, complete) {
                     break;
                 }
-                self.look_for_dead(operation)?;
+                self.check_peers(operation)?;
                 interrupt::check(self.rank, operation)?;
                 let engine = shared.lock();
                 if let Some(peer) = engine.not_gathered(turn).into_iter().find(|&peer| engine.has_left(peer)) {
@@ -330,8 +330,8 @@ impl<T: OverWire> Fabric for T {
         T::Wire::expect_by(due)
     }
 
-    fn look_for_dead(&self, operation: &'static str) -> Result<()> {
-        self.world().shared.look_for_dead(operation).map_err(|error| error.on(&self.world().host_names))
+    fn check_peers(&self, operation: &'static str) -> Result<()> {
+        self.world().shared.check_peers(operation).map_err(|error| error.on(&self.world().host_names))
     }
 
     fn has_left(&self, peer: u32) -> bool {

@@ -22,15 +22,15 @@ use crate::fabric::watch::{HEARTBEAT, Watch};
 
 /// The shortest and longest sleep of the helper thread while callers are active: each check takes a core from another
 /// thread.
-const NAP: Duration = Duration::from_micros(500);
-const LONGEST_NAP: Duration = Duration::from_millis(4);
+const PAUSE: Duration = Duration::from_micros(500);
+const LONGEST_PAUSE: Duration = Duration::from_millis(4);
 
 /// The longest sleep where nothing announces what a rank waits for: the provider has no descriptor to sleep on, or this
 /// rank polls its memory. The kernel adds its timer slack.
-pub(super) const DOZE: Duration = Duration::from_micros(50);
+pub(super) const BACK_OFF: Duration = Duration::from_micros(50);
 
 /// The maximum number of polls of the network during which the helper thread keeps callers waiting.
-const MOST_LOOKS: u32 = 64;
+const MOST_POLLS: u32 = 64;
 
 /// How long a sleeping caller delays its acks.
 const ACK_DELAY: Duration = Duration::from_micros(200);
@@ -117,7 +117,7 @@ impl<W: Wire> NetShared<W> {
 
     /// Checks for processes on this machine that have ended, and for trouble that the device reports. What such a
     /// process sent before is processed before its end counts, so that may take a few calls.
-    pub(super) fn look_for_dead(&self, operation: &'static str) -> Result<()> {
+    pub(super) fn check_peers(&self, operation: &'static str) -> Result<()> {
         self.health(operation)?;
         self.lock().hear_alarm();
         let known = |peer| self.lock().knows_end_of(peer);
@@ -126,7 +126,7 @@ impl<W: Wire> NetShared<W> {
         }
         {
             let mut engine = self.lock();
-            engine.look_at_device();
+            engine.poll_device();
             engine.check_suspects();
         }
         self.health(operation)
@@ -134,7 +134,7 @@ impl<W: Wire> NetShared<W> {
 
     /// Sleeps until the network or the bell wakes the thread. Returns whether the bell did.
     fn sleep(&self, bell: BorrowedFd<'_>, network: Option<&[Watched]>, at_most: Duration) -> bool {
-        let at_most = if network.is_some_and(<[_]>::is_empty) { at_most.min(DOZE) } else { at_most };
+        let at_most = if network.is_some_and(<[_]>::is_empty) { at_most.min(BACK_OFF) } else { at_most };
         let timeout = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
         let mut polled = vec![PollFd::from_borrowed_fd(bell, PollFlags::IN)];
         let watched = network.into_iter().flatten();
@@ -165,7 +165,7 @@ impl<W: Wire> NetShared<W> {
             engine.channel(channel).sleeps_on(Some(bell.clone()));
             drop(engine);
             if let Some(network) = may_sleep {
-                self.sleep(bell.as_fd(), Some(&network), self.before_a_look(sleep));
+                self.sleep(bell.as_fd(), Some(&network), self.before_a_poll(sleep));
             }
             let mut engine = self.lock();
             engine.channel(channel).sleeps_on(None);
@@ -187,8 +187,8 @@ impl<W: Wire> NetShared<W> {
     }
 
     /// Returns how long to sleep before this rank must poll its memory.
-    fn before_a_look(&self, sleep: Duration) -> Duration {
-        if self.polls_memory { sleep.min(DOZE) } else { sleep }
+    fn before_a_poll(&self, sleep: Duration) -> Duration {
+        if self.polls_memory { sleep.min(BACK_OFF) } else { sleep }
     }
 
     /// Makes progress until the sleeper's bell rings.
@@ -203,7 +203,7 @@ impl<W: Wire> NetShared<W> {
             }
             let may_sleep = engine.link.wire.may_sleep();
             drop(engine);
-            let at_most = if may_sleep.is_some() { self.before_a_look(sleep) } else { Duration::ZERO };
+            let at_most = if may_sleep.is_some() { self.before_a_poll(sleep) } else { Duration::ZERO };
             rang = self.sleep(self.sleeper_bell.as_fd(), may_sleep.as_deref(), at_most);
             if self.polls_memory {
                 self.end_delegated_waits();
@@ -260,7 +260,7 @@ impl<W: Wire> NetShared<W> {
 
     /// Runs the loop of the helper thread.
     pub(super) fn run_helper(&self) {
-        let (mut seen, mut nap) = (0, NAP);
+        let (mut seen, mut pause) = (0, PAUSE);
         let mut beat = Instant::now() + BEAT;
         let mut silent = vec![0; self.lock().ranks() as usize];
         while !self.stop.load(Ordering::Acquire) {
@@ -269,24 +269,24 @@ impl<W: Wire> NetShared<W> {
                 // Count beats of this thread, not time: a process that was stopped for a while received nothing
                 // meanwhile and must not blame its peers.
                 beat = now + BEAT;
-                self.check_peers(&mut silent);
+                self.ask_peers(&mut silent);
             }
             let visits = self.visits.load(Ordering::Relaxed);
             if visits != seen || self.sleepers.load(Ordering::Relaxed) > 0 {
                 seen = visits;
-                self.sleep(self.bell.as_fd(), None, nap);
+                self.sleep(self.bell.as_fd(), None, pause);
                 let mut engine = self.lock();
                 engine.ack_if_due();
                 engine.check_suspects();
-                nap = (2 * nap).min(LONGEST_NAP);
+                pause = (2 * pause).min(LONGEST_PAUSE);
                 continue;
             }
-            nap = NAP;
+            pause = PAUSE;
             let mut engine = self.lock();
             // `may_sleep` can consume the event that a sleeping caller waits for; what that event announced is then
             // processed here. Callers get their turn even if messages never end.
             let may_sleep = (0..4).find_map(|_| {
-                let _ = (0..MOST_LOOKS).find(|_| !engine.progress());
+                let _ = (0..MOST_POLLS).find(|_| !engine.progress());
                 engine.ack_all();
                 engine.link.wire.may_sleep()
             });
@@ -300,8 +300,8 @@ impl<W: Wire> NetShared<W> {
     }
 
     /// Asks remote peers for a sign of life, and checks that local processes live.
-    fn check_peers(&self, silent: &mut [u32]) {
-        let _ = self.look_for_dead("heartbeat");
+    fn ask_peers(&self, silent: &mut [u32]) {
+        let _ = self.check_peers("heartbeat");
         let mut engine = self.lock();
         engine.answer_questions(|rank| self.watch.watches(rank));
         // A peer whose message lies here unread is not silent, even if the message came while this process was stopped.

@@ -369,7 +369,7 @@ fn only_what_a_peer_answers_is_a_sign_of_life<W: Wire>(make: Make<W>) {
 
 /// The writer gets a sign of life although there is nothing to acknowledge yet.
 fn a_writer_is_reassured_while_its_write_lands<W: Wire>(make: Make<W>) {
-    const LOOKS: u32 = 1000;
+    const POLLS: u32 = 1000;
     let mut world = make();
     let len = several_parts(&world);
     let (_, far) = share(&mut world, len + size_of::<u64>(), Access::Write);
@@ -384,7 +384,7 @@ fn a_writer_is_reassured_while_its_write_lands<W: Wire>(make: Make<W>) {
     let landed = next_event(&mut target, &mut writer, until, |event| matches!(event, Event::Landed(_)));
     // Let all other messages arrive.
     let mut quiet = 0;
-    while quiet < LOOKS {
+    while quiet < POLLS {
         target.progress();
         writer.progress();
         quiet = if writer.was_heard(0) { 0 } else { quiet + 1 };

@@ -17,7 +17,7 @@ const GRACE: Duration = Duration::from_millis(100);
 const ANSWER: Duration = Duration::from_secs(2);
 
 /// The minimum number of polls of the network in that time.
-const LOOKS: u32 = 8;
+const POLLS: u32 = 8;
 
 /// The maximum that counts of the time between two polls: a process that was stopped in between has run for less.
 pub(super) const STEP: Duration = Duration::from_millis(20);
@@ -60,7 +60,7 @@ impl fmt::Display for Evidence {
 pub(super) struct Suspects {
     suspects: Vec<Suspect>,
     /// When this rank last polled the network.
-    looked: Instant,
+    checked: Instant,
 }
 
 #[derive(Debug)]
@@ -69,14 +69,14 @@ struct Suspect {
     evidence: Evidence,
     /// The time and the polls since the suspicion began.
     time: Duration,
-    looks: u32,
+    polls: u32,
     /// Whether ranks on its host were asked for it.
     is_asked: bool,
 }
 
 impl Suspects {
     pub(super) fn new(now: Instant) -> Self {
-        Suspects { suspects: Vec::new(), looked: now }
+        Suspects { suspects: Vec::new(), checked: now }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -92,7 +92,7 @@ impl Suspects {
     /// to answer.
     pub(super) fn asked(&mut self, peer: u32, evidence: Evidence) {
         self.suspects.retain(|suspect| suspect.peer != peer);
-        self.suspects.push(Suspect { peer, evidence, time: Duration::ZERO, looks: 0, is_asked: true });
+        self.suspects.push(Suspect { peer, evidence, time: Duration::ZERO, polls: 0, is_asked: true });
     }
 
     /// Records an answer about a peer. Returns the evidence against it, if it was asked for.
@@ -109,10 +109,10 @@ impl Suspects {
     /// Begins to suspect a peer.
     pub(super) fn add(&mut self, peer: u32, evidence: Evidence, now: Instant) {
         if self.suspects.is_empty() {
-            self.looked = now;
+            self.checked = now;
         }
         match self.suspects.iter_mut().find(|suspect| suspect.peer == peer) {
-            None => self.suspects.push(Suspect { peer, evidence, time: Duration::ZERO, looks: 0, is_asked: false }),
+            None => self.suspects.push(Suspect { peer, evidence, time: Duration::ZERO, polls: 0, is_asked: false }),
             // The kernel's report is the clearest evidence, and the same on every rank of the machine.
             Some(known) if evidence == Evidence::Ended => known.evidence = evidence,
             Some(_) => {}
@@ -127,15 +127,15 @@ impl Suspects {
     /// Counts a poll of the network after which all events are processed; `quiet` if there were none. Returns a peer
     /// from which nothing more can come, with the evidence, and whether ranks on its host were asked for it in vain.
     pub(super) fn confirm(&mut self, now: Instant, quiet: bool) -> Option<(u32, Evidence, bool)> {
-        let step = now.saturating_duration_since(self.looked).min(STEP);
-        self.looked = now;
+        let step = now.saturating_duration_since(self.checked).min(STEP);
+        self.checked = now;
         for suspect in &mut self.suspects {
             suspect.time += step;
-            suspect.looks = suspect.looks.saturating_add(1);
+            suspect.polls = suspect.polls.saturating_add(1);
         }
         let enough =
             |suspect: &Suspect| if suspect.is_asked && suspect.evidence != Evidence::Ended { ANSWER } else { GRACE };
-        let confirmed = |suspect: &Suspect| quiet && suspect.time >= enough(suspect) && suspect.looks >= LOOKS;
+        let confirmed = |suspect: &Suspect| quiet && suspect.time >= enough(suspect) && suspect.polls >= POLLS;
         let index = self.suspects.iter().position(confirmed)?;
         let Suspect { peer, evidence, is_asked, .. } = self.suspects.remove(index);
         Some((peer, evidence, is_asked))
@@ -217,18 +217,18 @@ mod tests {
         /// for long enough, nor while something arrives, nor later than then.
         #[test]
         fn only_time_that_the_process_ran_counts(
-            looks in proptest::collection::vec((0..50_000u64, any::<bool>()), 1..60),
+            polls in proptest::collection::vec((0..50_000u64, any::<bool>()), 1..60),
         ) {
             let mut now = Instant::now();
             let mut suspects = Suspects::new(now);
             suspects.add(0, Evidence::Ended, now);
-            let (mut ran, mut looked) = (Duration::ZERO, 0);
-            for (gap, quiet) in looks {
+            let (mut ran, mut checked) = (Duration::ZERO, 0);
+            for (gap, quiet) in polls {
                 let gap = Duration::from_micros(gap);
                 now += gap;
                 ran += gap.min(STEP);
-                looked += 1;
-                let due = quiet && ran >= GRACE && looked >= LOOKS;
+                checked += 1;
+                let due = quiet && ran >= GRACE && checked >= POLLS;
                 prop_assert_eq!(suspects.confirm(now, quiet).is_some(), due);
                 if due {
                     break;

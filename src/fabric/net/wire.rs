@@ -311,7 +311,7 @@ pub(in crate::internals::fabric) trait Wire: Debug + Send + Sized + 'static {
     }
 
     /// Returns what the device has reported that may explain why a peer is silent.
-    fn ailment(&self) -> Option<String> {
+    fn device_fault(&self) -> Option<String> {
         None
     }
 

@@ -47,8 +47,8 @@ impl Watchdog {
         let mut users = USERS.lock();
         let own = users.next;
         users.next += 1;
-        let looks = u32::try_from(silence.as_millis().div_ceil(BEAT.as_millis())).unwrap_or(u32::MAX).max(LEAST);
-        users.all.push((own, looks));
+        let checks = u32::try_from(silence.as_millis().div_ceil(BEAT.as_millis())).unwrap_or(u32::MAX).max(LEAST);
+        users.all.push((own, checks));
         let watchdog = Watchdog(own);
         let here = fork::generation();
         if users.runs_in != Some(here) {
@@ -77,7 +77,7 @@ fn run() {
         thread::sleep(BEAT);
         let most = {
             let mut users = USERS.lock();
-            let Some(most) = users.all.iter().map(|&(_, looks)| looks).min() else {
+            let Some(most) = users.all.iter().map(|&(_, checks)| checks).min() else {
                 users.runs_in = None;
                 return;
             };
@@ -94,9 +94,9 @@ fn run() {
             (found, before + 1)
         };
         let now: Vec<_> = abandon::find().into_iter().map(count).collect();
-        for (call, looks) in &now {
-            if *looks >= enough.min(most) {
-                let (name, after) = (call.name(), BEAT * *looks);
+        for (call, checks) in &now {
+            if *checks >= enough.min(most) {
+                let (name, after) = (call.name(), BEAT * *checks);
                 let left = call.abandon(after);
                 tracing::warn!(call = name, ?after, left, "libfabric does not return: this process uses it no more");
             }

@@ -385,7 +385,7 @@ impl Wire for OfiWire {
         !keeps
     }
 
-    fn ailment(&self) -> Option<String> {
+    fn device_fault(&self) -> Option<String> {
         let places = self.door.hosts_without_ranks();
         (places.all() > 0).then(|| format!("connections to this rank came from hosts on which no rank is: {places}"))
     }

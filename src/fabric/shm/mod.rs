@@ -161,7 +161,7 @@ impl Fabric for ShmFabric {
                     // A rank that posted and then died has still given its bytes.
                     break;
                 }
-                self.look_for_dead(operation)?;
+                self.check_peers(operation)?;
                 interrupt::check(self.rank, operation)?;
                 if let Some(&peer) = missing.iter().find(|&&peer| self.has_left(peer))
                     && self.not_posted(turn).contains(&peer)
@@ -184,7 +184,7 @@ impl Fabric for ShmFabric {
         failure.map_or(Ok(()), |failure| Err(failure.error(self.rank, operation)))
     }
 
-    fn look_for_dead(&self, operation: &'static str) -> Result<()> {
+    fn check_peers(&self, operation: &'static str) -> Result<()> {
         self.health(operation)?;
         if let Some(&peer) = self.dead().first() {
             let failure = Failure::Died { peer, how: ENDED.to_owned() };

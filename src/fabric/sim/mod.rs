@@ -98,7 +98,7 @@ impl Fabric for SimFabric {
         }
     }
 
-    fn look_for_dead(&self, operation: &'static str) -> Result<()> {
+    fn check_peers(&self, operation: &'static str) -> Result<()> {
         self.health(operation)
     }
 

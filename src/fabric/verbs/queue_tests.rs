@@ -127,7 +127,7 @@ fn the_completion_queue_holds_all_that_can_complete() {
 fn errors(world: &World) -> Vec<Error> {
     let until = Instant::now() + PATIENCE;
     let error = |rank: &dyn Fabric| loop {
-        match rank.look_for_dead("test") {
+        match rank.check_peers("test") {
             Err(error) => break error,
             Ok(()) => assert!(Instant::now() < until, "no error comes"),
         }

@@ -436,7 +436,7 @@ impl Wire for VerbsWire {
         })
     }
 
-    fn ailment(&self) -> Option<String> {
+    fn device_fault(&self) -> Option<String> {
         let lack = self.second.as_ref().and_then(SecondRail::lack);
         let all: Vec<String> = self.rails().filter_map(|rail| rail.events.port_down()).chain(lack).collect();
         (!all.is_empty()).then(|| all.join("; "))

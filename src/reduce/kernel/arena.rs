@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use super::{DefaultFloats, Ending, Model, Operand, Target, combine};
-use crate::fabric::{Lender, Window};
+use crate::fabric::{HostMemory, Window};
 use crate::reduce::{Dtype, Reduce};
 
 /// The location of a source of a reduction.
@@ -119,8 +119,8 @@ impl Arena {
         Target { data: self.data.target(at, bytes_of(dtype, wide, len)).as_ptr(), wide }
     }
 
-    pub(crate) fn lender(&self) -> Lender {
-        Lender::new(self.data.clone())
+    pub(crate) fn memory(&self) -> HostMemory {
+        HostMemory::new(self.data.clone())
     }
 }
 

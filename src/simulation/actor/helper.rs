@@ -30,7 +30,7 @@ pub(super) enum Helper {
 
 impl Actor {
     /// Returns whether the caller has the engine.
-    pub(super) fn is_seated(&self) -> bool {
+    pub(super) fn has_lease(&self) -> bool {
         matches!(
             self.doing,
             Doing::Arriving | Doing::Waiting { .. } | Doing::Parked { .. } | Doing::Testing { .. } | Doing::Releasing
@@ -43,7 +43,7 @@ impl Actor {
             _ if self.is_gone() => false,
             Helper::Idle => false,
             Helper::HeadStart => true,
-            Helper::Knocking | Helper::Working { .. } | Helper::Parked => !self.is_seated(),
+            Helper::Knocking | Helper::Working { .. } | Helper::Parked => !self.has_lease(),
         }
     }
 
@@ -52,13 +52,13 @@ impl Actor {
     }
 
     pub(super) fn caller_is_due(&self, now: Time) -> bool {
-        !self.habits.thread || self.is_seated() || self.caller_at.is_some_and(|time| time <= now)
+        !self.habits.thread || self.has_lease() || self.caller_at.is_some_and(|time| time <= now)
     }
 
     pub(super) fn helper_is_due(&self, now: Time) -> bool {
         let first = |time: Time| time <= now && self.caller_at.is_none_or(|caller| time <= caller);
         match self.helper {
-            _ if !self.has_helper() || self.is_seated() => false,
+            _ if !self.has_helper() || self.has_lease() => false,
             // Something has woken it, or it is its caller's turn.
             Helper::Parked => !self.caller_is_due(now),
             _ => self.helper_at.is_some_and(first),
@@ -77,7 +77,7 @@ impl Actor {
     }
 
     pub(super) fn next_of_both(&self, now: Time) -> Next {
-        let helper_at = self.helper_at.filter(|_| self.has_helper() && !self.is_seated());
+        let helper_at = self.helper_at.filter(|_| self.has_helper() && !self.has_lease());
         let first = self.caller_at.into_iter().chain(helper_at).min();
         match first {
             Some(time) if !self.is_parked() => Next::After(time.saturating_sub(now).max(1)),
@@ -102,7 +102,7 @@ impl Actor {
     }
 
     /// Takes the engine for the caller; a thread that has it gives it up.
-    pub(super) fn take_seat(&mut self, now: Time) {
+    pub(super) fn take_lease(&mut self, now: Time) {
         match self.helper {
             Helper::Idle | Helper::HeadStart | Helper::Knocking => return,
             Helper::Working { .. } => {}
@@ -118,7 +118,7 @@ impl Actor {
     pub(super) fn help(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus, oracle: &mut Rc<Oracle>) -> Step<Next> {
         match self.helper {
             Helper::Idle => {}
-            Helper::HeadStart if self.is_seated() => self.helper = Helper::Knocking,
+            Helper::HeadStart if self.has_lease() => self.helper = Helper::Knocking,
             Helper::HeadStart | Helper::Knocking => match self.engine.left_undone() {
                 Some(_) => self.helper = Helper::Working { idle: false },
                 None => self.rest(now, rng),

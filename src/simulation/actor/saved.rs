@@ -74,7 +74,7 @@ impl Actor {
     pub(in crate::internals::simulation) fn next_is_local(&self, death: DeathOf, net: &Net) -> bool {
         let machine = self.engine.machine();
         match machine.peek_op() {
-            _ if !self.is_seated() && self.habits.thread => false,
+            _ if !self.has_lease() && self.habits.thread => false,
             Some(Op::Fence) => true,
             Some(op @ (Op::Program(ProgramOp::Run(_)) | Op::Combine { round: Some(_), .. })) => {
                 !self.engine.driver().is_announced(op)
@@ -94,8 +94,8 @@ impl Actor {
     /// Returns whether its next step may depend on a death that it has heard of. Before any other step it need not hear
     /// of one: hearing of it after that step leads to the same state.
     pub(in crate::internals::simulation) fn heeds_deaths(&self) -> bool {
-        let looks = !matches!(self.doing, Doing::Holding { .. } | Doing::Releasing | Doing::Filling { .. });
-        self.habits.thread || (looks && self.engine.machine().peek_op().is_none())
+        let polls = !matches!(self.doing, Doing::Holding { .. } | Doing::Releasing | Doing::Filling { .. });
+        self.habits.thread || (polls && self.engine.machine().peek_op().is_none())
     }
 
     /// Returns the cells of claims without meaning: everything that was claimed has happened.

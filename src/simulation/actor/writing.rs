@@ -12,7 +12,7 @@ use crate::simulation::oracle::Oracle;
 impl Actor {
     /// Hands in its next contribution, or its last arrival.
     pub(super) fn arrive(&mut self, now: Time, rng: &mut Xoshiro256PlusPlus, oracle: &mut Rc<Oracle>) -> Step<()> {
-        self.take_seat(now);
+        self.take_lease(now);
         self.doing = Doing::Arriving;
         let rank = self.rank();
         if self.made == self.habits.steps {

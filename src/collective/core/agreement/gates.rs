@@ -190,8 +190,8 @@ impl Form for Gates {
         close_at.min(probe_at)
     }
 
-    fn owes_nothing(&self) -> bool {
-        self.worker.owes_nothing()
+    fn has_nothing_pending(&self) -> bool {
+        self.worker.has_nothing_pending()
     }
 
     /// With what the worker did.
@@ -214,7 +214,7 @@ impl Gates {
         let Gates { layout, worker, passed_on } = self;
         let (plan, ledger, round) = (&cx.plan, &cx.ledger, cx.ledger.open());
         let slot = RoundCells { plan, cells };
-        if is_served && worker.owes_nothing() {
+        if is_served && worker.has_nothing_pending() {
             // On its way out: a rank that is still here goes on with what was set off.
             // Also if it was woken for what others set off, and has no use for it.
             let left_over = worker.hand_over();
@@ -292,7 +292,7 @@ impl Gates {
                         if let Some((_, cell)) = self.layout.arrival(cx.plan.me) {
                             raise(round, cell, cx);
                         }
-                        look_after(GateStage::Counting, arrival, cx);
+                        watch_open(GateStage::Counting, arrival, cx);
                     }
                     start @ (Start::First | Start::Designated) if starts_alone(start, cx) => {
                         self.start_round(round, arrival, cx);
@@ -319,7 +319,7 @@ impl Gates {
         cx.stats.initiated += 1;
         arrival.unmeasured = Some(round);
         raise(round, self.layout.activation(cx.plan.me).1, cx);
-        look_after(GateStage::Starting, arrival, cx);
+        watch_open(GateStage::Starting, arrival, cx);
     }
 
     /// Synchronous: the own arrival closes the own gate, and the gates of those that left.
@@ -329,7 +329,7 @@ impl Gates {
                 raise(round, self.layout.activation(rank).1, cx);
             }
         }
-        look_after(GateStage::Starting, arrival, cx);
+        watch_open(GateStage::Starting, arrival, cx);
     }
 
     /// What was raised is visible: notes what it set off, to be run when there is time for it.
@@ -401,7 +401,7 @@ impl Gates {
 
     /// Whether an operation of the next round is under way, or an own one of any round.
     pub(crate) fn is_pending(&self, Context { plan, ledger, .. }: &Context, cells: &impl Cells) -> bool {
-        !self.owes_nothing() || self.layout.is_pending(ledger.open(), &RoundCells { plan, cells })
+        !self.has_nothing_pending() || self.layout.is_pending(ledger.open(), &RoundCells { plan, cells })
     }
 
     /// Whether a task has given any of its signals.
@@ -446,7 +446,7 @@ fn raise(round: u64, cell: usize, cx: &mut Context) {
 }
 
 /// What was raised is looked at in the next stage, when it is visible to all.
-fn look_after(stage: GateStage, arrival: &mut Arrival<GateStage>, cx: &mut Context) {
+fn watch_open(stage: GateStage, arrival: &mut Arrival<GateStage>, cx: &mut Context) {
     cx.outbox.push(Op::Fence);
     arrival.enter(stage, &mut cx.outbox);
 }

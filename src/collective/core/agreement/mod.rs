@@ -149,7 +149,7 @@ pub(crate) trait Form: Clone + Debug + Hash {
     }
 
     /// Whether no rank waits for something that this rank has claimed.
-    fn owes_nothing(&self) -> bool {
+    fn has_nothing_pending(&self) -> bool {
         true
     }
 
@@ -349,8 +349,8 @@ impl Agreement {
 
     /// Whether no rank waits for something that this rank has claimed.
     #[inline]
-    pub(super) fn owes_nothing(&self) -> bool {
-        of_any_form!(self, it => it.form.owes_nothing())
+    pub(super) fn has_nothing_pending(&self) -> bool {
+        of_any_form!(self, it => it.form.has_nothing_pending())
     }
 
     /// Whether other ranks need this one for their rounds, also while it has no arrival.

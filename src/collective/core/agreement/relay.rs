@@ -33,7 +33,7 @@ use crate::fault::Fault;
 use crate::rank_set::RankSet;
 use crate::rule::{Condition, Grace};
 use crate::trigger::{Action, Buffer, Deposit, Order, Progress, Request, Start, Table};
-use sent::{Told, gathered, label_of, relayed, relayed_in, told_in};
+use sent::{ArrivalNotice, gathered, label_of, relayed, relayed_in, signalled_in};
 
 /// This rank's table, and how far it is with the next round.
 #[derive(Clone)]
@@ -46,7 +46,7 @@ pub(crate) struct Relay {
     /// What is in the first gate that is not closed.
     gate: Deposit,
     /// Ranks that had no room for the next round when they closed their last gate.
-    crowded: Vec<u32>,
+    without_slot: Vec<u32>,
     /// Ranks that left and have not said that nothing of theirs is under way, with the round in which they left.
     departed: Vec<(u32, u64)>,
     /// The round for which this rank still has to say that it has room.
@@ -63,16 +63,17 @@ pub(crate) struct Relay {
 impl Hash for Relay {
     fn hash<H: Hasher>(&self, state: &mut H) {
         // The table follows from the members.
-        let Relay { members, progress, gate, crowded, departed, unsaid, said, initiator, seen, close_at, .. } = self;
-        (members, progress, gate, crowded, departed).hash(state);
+        let Relay { members, progress, gate, without_slot, departed, unsaid, said, initiator, seen, close_at, .. } =
+            self;
+        (members, progress, gate, without_slot, departed).hash(state);
         (unsaid, said, initiator, seen, close_at).hash(state);
     }
 }
 
 impl fmt::Debug for Relay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Relay { members, progress, gate, crowded, unsaid, initiator, .. } = self;
-        let waits = (progress, gate, crowded, unsaid, initiator);
+        let Relay { members, progress, gate, without_slot, unsaid, initiator, .. } = self;
+        let waits = (progress, gate, without_slot, unsaid, initiator);
         f.debug_tuple("Relay").field(members).field(&waits).finish()
     }
 }
@@ -132,7 +133,7 @@ impl Form for Relay {
             Start::First | Start::Designated => arrival.enter(RelayStage::Published, &mut cx.outbox),
             Start::Count(_) => {
                 let (counter, cell) = (self.counter(), cx.plan.arrived(target, cx.plan.me));
-                let value = Told { round: target, grace: arrival.pace.grace().unwrap_or(0) }.cell();
+                let value = ArrivalNotice { round: target, grace: arrival.pace.grace().unwrap_or(0) }.cell();
                 if counter == cx.plan.me {
                     cx.outbox.push(Op::Store { cell, value });
                 } else {
@@ -161,8 +162,8 @@ impl Form for Relay {
         let plan = cx.plan.clone();
         let label = label_of(plan.area(Buffer::Outcome, round), &plan, cells);
         cx.ledger.cut_mut(round).decode(round, |index| label.record(index));
-        self.crowded.clear();
-        self.crowded.extend(label.crowded());
+        self.without_slot.clear();
+        self.without_slot.extend(label.without_slot());
         arrival.fire(round, cx);
         if cx.ledger.leavers().iter().next().is_some() {
             self.members.retain(|&rank| cx.ledger.active().contains(rank));
@@ -272,7 +273,7 @@ impl Relay {
             progress: table.begin(),
             table,
             gate: Deposit::default(),
-            crowded: Vec::with_capacity(plan.ranks as usize),
+            without_slot: Vec::with_capacity(plan.ranks as usize),
             departed: Vec::new(),
             unsaid: None,
             said: 0,
@@ -305,7 +306,7 @@ impl Relay {
     ) -> impl Iterator<Item = u32> + 'a {
         let me = cx.plan.me;
         let mine = Some(me).filter(|_| cx.ledger.released() < round.saturating_sub(cx.plan.depth));
-        let others = self.crowded.iter().copied().filter(move |&rank| rank != me);
+        let others = self.without_slot.iter().copied().filter(move |&rank| rank != me);
         let active = others.filter(|&rank| cx.ledger.active().contains(rank));
         mine.into_iter().chain(active.filter(move |&rank| cells.load(cx.plan.released(rank)) < round))
     }
@@ -393,7 +394,7 @@ impl Relay {
         cx: &mut Context,
     ) {
         cx.stats.relayed += 1;
-        let counted = if data.is_some() { relayed_in(round) } else { told_in(round) };
+        let counted = if data.is_some() { relayed_in(round) } else { signalled_in(round) };
         cx.outbox.signal(counted, cx.plan.host_of(rank), data, (cell, Change::Set(value)));
     }
 
@@ -403,7 +404,7 @@ impl Relay {
             round > before && cx.outbox.has(counted(round - before)) && !cx.plan.fault(Fault::SealEarly)
         };
         // Acks of activations take longest: a rank may have nothing else to send to the one that activated it.
-        let own = is_under_way(2, relayed_in) || is_under_way(cx.plan.told_rounds(), told_in);
+        let own = is_under_way(2, relayed_in) || is_under_way(cx.plan.signalled_rounds(), signalled_in);
         !own && self.departed.iter().all(|&(_, left)| left + 2 > round)
     }
 
@@ -412,10 +413,10 @@ impl Relay {
         let deposit = std::mem::take(&mut self.gate);
         let needed = (round + 1).saturating_sub(cx.plan.depth);
         // A synchronous round waits for this rank's arrival, which comes when there is room.
-        let crowded = self.start != Start::Everybody && cx.ledger.released() < needed;
-        self.unsaid = crowded.then_some(round + 1);
+        let without_slot = self.start != Start::Everybody && cx.ledger.released() < needed;
+        self.unsaid = without_slot.then_some(round + 1);
         let (initiator, pieces) = (self.initiator, self.table.whole().of);
-        cx.outbox.program(ProgramOp::Seal { round, deposit, initiator, crowded, pieces, order });
+        cx.outbox.program(ProgramOp::Seal { round, deposit, initiator, without_slot, pieces, order });
     }
 
     /// Tells all ranks that there is room for the round that they may be waiting to start.
@@ -437,8 +438,8 @@ impl Relay {
         let condition = condition(cx);
         let all = self.members.len() as u32;
         for &rank in &self.members {
-            let told = Told::from_cell(cells.load(cx.plan.arrived(round, rank)));
-            if self.seen.contains(rank) || told.round < round {
+            let notice = ArrivalNotice::from_cell(cells.load(cx.plan.arrived(round, rank)));
+            if self.seen.contains(rank) || notice.round < round {
                 continue;
             }
             self.seen.insert(rank);
@@ -450,7 +451,7 @@ impl Relay {
             if fires {
                 // An automatic grace is that of the rank that fires: this one may be slower than all others.
                 let fixed = if let Grace::Fixed(time) = cx.plan.grace { Some(time.as_nanos() as Time) } else { None };
-                let grace = fixed.unwrap_or(told.grace);
+                let grace = fixed.unwrap_or(notice.grace);
                 (self.initiator, self.close_at) = (Some(rank), Some(cx.now.saturating_add(grace)));
             }
         }
@@ -474,7 +475,8 @@ impl Relay {
         }
         match (condition(cx), self.start) {
             (_, Start::Count(_)) if self.counter() == cx.plan.me => {
-                let is_missing = |&rank: &u32| Told::from_cell(cells.load(cx.plan.arrived(round, rank))).round < round;
+                let is_missing =
+                    |&rank: &u32| ArrivalNotice::from_cell(cells.load(cx.plan.arrived(round, rank))).round < round;
                 self.members.iter().copied().filter(is_missing).collect()
             }
             (_, Start::Count(_)) => vec![self.counter()],

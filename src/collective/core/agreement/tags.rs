@@ -76,7 +76,7 @@ impl Form for Tags {
     ) -> bool {
         // A round beyond the own arrival cannot fire, and its tags would mean nothing yet.
         if arrival.stage().is_some() && arrival.target == cx.ledger.open() {
-            self.look(movement, cx, cells);
+            self.poll_tags(movement, cx, cells);
         }
         false
     }
@@ -125,7 +125,7 @@ impl Form for Tags {
 impl Tags {
     /// Looks at the tags of the next round, or at what its reducer tells of it.
     #[inline(never)]
-    fn look(&mut self, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) {
+    fn poll_tags(&mut self, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) {
         let round = cx.ledger.open();
         if let Some(reducers) = movement.reducers().filter(|reducers| reducers.tells_cuts()) {
             if !reducers.reduces(cx.plan.me) {

@@ -195,7 +195,7 @@ impl Movement {
 
     /// Whether no rank waits for something that this rank has claimed.
     #[inline]
-    pub(super) fn owes_nothing(&self) -> bool {
-        if let Movement::Segments(segments) = self { segments.owes_nothing() } else { true }
+    pub(super) fn has_nothing_pending(&self) -> bool {
+        if let Movement::Segments(segments) = self { segments.has_nothing_pending() } else { true }
     }
 }

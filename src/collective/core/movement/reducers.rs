@@ -50,7 +50,7 @@ impl Hash for Reducers {
 
 /// What a reducer says when its share of a round's outcome is in place, and whether there is no more to know:
 /// every active rank takes part, with weight 1.
-fn told(round: u64, plain: bool) -> u64 {
+fn reported(round: u64, plain: bool) -> u64 {
     round << 1 | u64::from(plain)
 }
 
@@ -193,9 +193,9 @@ impl Reducers {
     /// Learns the cut of a round from its reducer; whether that has told of it.
     pub(crate) fn learn(&self, round: u64, cx: &mut Context, cells: &impl Cells) -> bool {
         let Some((_, reducer)) = self.iter().next() else { return false };
-        let found = cells.load(cx.plan.told(reducer, round));
-        if found != told(round, true) {
-            return found == told(round, false) && cx.read_record(round, cells);
+        let found = cells.load(cx.plan.reported(reducer, round));
+        if found != reported(round, true) {
+            return found == reported(round, false) && cx.read_record(round, cells);
         }
         let (cut, active) = cx.ledger.cut_of_active(round);
         cut.begin(round, None);
@@ -211,7 +211,7 @@ impl Reducers {
     /// Reducers whose share of a round that has fired is not here.
     fn silent(&self, round: u64, plan: &Plan, cells: &impl Cells) -> impl Iterator<Item = u32> {
         let silent = move |&(index, reducer): &(usize, u32)| {
-            self.span(plan, index).1 > 0 && cells.load(plan.told(reducer, round)) != told(round, true)
+            self.span(plan, index).1 > 0 && cells.load(plan.reported(reducer, round)) != reported(round, true)
         };
         self.iter().filter(silent).map(|(_, reducer)| reducer)
     }
@@ -250,7 +250,7 @@ impl Reducers {
         let plain = |entry: Entry| entry.part == Part::Fresh && entry.weight == 1;
         // With shares, every rank has all tags.
         let plain = self.has_shares || cut.entries.iter().all(plain);
-        let (at, cell, value) = (plan.outcome(round) + from, plan.told(plan.me, round), told(round, plain));
+        let (at, cell, value) = (plan.outcome(round) + from, plan.reported(plan.me, round), reported(round, plain));
         let data = (len > 0).then_some((at, at, len));
         let pushed = |entry: Entry, _| Place::Here(self.pushed(plan, entry, round, from));
         combine(Some(round), (cut, plan.outcome(round)), (from, len), pushed, (plan, outbox));

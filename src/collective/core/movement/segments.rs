@@ -363,7 +363,7 @@ impl Segments {
     }
 
     /// Whether no rank waits for a segment of this rank, or to be woken by it.
-    pub(crate) fn owes_nothing(&self) -> bool {
+    pub(crate) fn has_nothing_pending(&self) -> bool {
         self.claims.stage == ClaimStage::Idle && self.claims.batch == 0
     }
 

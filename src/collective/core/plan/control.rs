@@ -13,7 +13,7 @@
 
 use super::super::cut::Cut;
 use super::rows::{LINE, Rows, slot_of};
-use super::{BUFFERS, Plan, RANKS_PER_WORD, RELAYED_ROUNDS, TOLD_ROUNDS};
+use super::{BUFFERS, Plan, RANKS_PER_WORD, RELAYED_ROUNDS, SIGNALLED_ROUNDS};
 use crate::rule::AgreementBy;
 use crate::trigger::{Buffer, InputCells};
 
@@ -25,7 +25,7 @@ mod rank_line {
 
     pub(super) const TAGS: usize = 0;
     pub(super) const RELEASED: usize = BUFFERS as usize;
-    pub(super) const TOLD: usize = RELEASED + 1;
+    pub(super) const REPORTED: usize = RELEASED + 1;
     pub(super) const UNFILLED: usize = LINE / 2;
 }
 
@@ -161,8 +161,8 @@ impl Plan {
 
     /// Rounds for which activations and arrivals of a round may still land after it: their cells are not used again
     /// before, and each of these rounds is counted apart.
-    pub(crate) fn told_rounds(&self) -> u64 {
-        (self.slots() - 1).min(TOLD_ROUNDS - 1)
+    pub(crate) fn signalled_rounds(&self) -> u64 {
+        (self.slots() - 1).min(SIGNALLED_ROUNDS - 1)
     }
 
     /// Cells of a control region.
@@ -192,8 +192,8 @@ impl Plan {
     }
 
     /// The newest round of a slot of which a reducer has handed its share to this host.
-    pub(crate) fn told(&self, reducer: u32, round: u64) -> usize {
-        reducer as usize * LINE + rank_line::TOLD + self.slot(round)
+    pub(crate) fn reported(&self, reducer: u32, round: u64) -> usize {
+        reducer as usize * LINE + rank_line::REPORTED + self.slot(round)
     }
 
     /// How many pieces the contribution in a buffer lacks.

@@ -68,7 +68,7 @@ impl Plan {
         for slot in 1..=self.slots() {
             let mut add = |name: String, cell| cells.push((format!("{name} in slot {slot}"), cell));
             if self.elects_reducers() {
-                (0..self.ranks).for_each(|rank| add(format!("reported by reducer {rank}"), self.told(rank, slot)));
+                (0..self.ranks).for_each(|rank| add(format!("reported by reducer {rank}"), self.reported(rank, slot)));
             }
             if let Some(program) = &self.program {
                 for cell in 0..program.cells() {

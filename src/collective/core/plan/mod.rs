@@ -47,7 +47,7 @@ pub(crate) const RECEIVING_ROWS: u64 = 3;
 pub(crate) const RELAYED_ROUNDS: u64 = 3;
 
 /// Rounds whose activations and arrivals are counted apart while they are under way.
-pub(crate) const TOLD_ROUNDS: u64 = 8;
+pub(crate) const SIGNALLED_ROUNDS: u64 = 8;
 
 /// Ranks in one word of a cut: two bits each, and one closed bit.
 pub(crate) const RANKS_PER_WORD: u32 = 31;

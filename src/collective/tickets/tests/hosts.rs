@@ -131,7 +131,7 @@ impl World {
             return driver.machine_mut().finish(now, *made);
         }
         let buffer = (*made % 2) as u32;
-        let mut lender = driver.lender();
+        let mut lender = driver.memory();
         let contribution = lender.contribution::<f64>(self.areas.contribution(me, buffer), BYTES);
         for ((index, to), sum) in contribution.iter_mut().enumerate().zip(&mut self.updates) {
             *to = update(me, *made, index);
@@ -152,7 +152,7 @@ impl World {
             return;
         }
         let outcome =
-            driver.lender().outcome::<f64>(self.areas.outcome(me), BYTES).iter().map(|x| x.to_bits()).collect();
+            driver.memory().outcome::<f64>(self.areas.outcome(me), BYTES).iter().map(|x| x.to_bits()).collect();
         let seen = (members, outcome);
         match self.groups.get(&group) {
             None => self.bridges += bridges,
@@ -185,7 +185,7 @@ impl World {
     fn total(&self) -> Vec<f64> {
         let mut total = vec![0.0; ELEMENTS];
         for rank in 0..self.ranks.len() as u32 {
-            let memory = self.ranks[self.topology.leader(self.topology.host_of(rank)) as usize].driver.lender();
+            let memory = self.ranks[self.topology.leader(self.topology.host_of(rank)) as usize].driver.memory();
             let register = memory.outcome::<f64>(self.areas.register(rank), BYTES);
             total.iter_mut().zip(register).for_each(|(sum, x)| *sum += x);
         }

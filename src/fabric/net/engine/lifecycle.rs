@@ -66,7 +66,7 @@ impl<W: Wire> NetEngine<W> {
     }
 
     /// Takes the trouble that the device reports by itself.
-    pub(in crate::internals::fabric::net) fn look_at_device(&mut self) {
+    pub(in crate::internals::fabric::net) fn poll_device(&mut self) {
         while let Some(trouble) = self.link.wire.trouble() {
             self.take_trouble(trouble);
         }
@@ -117,8 +117,8 @@ impl<W: Wire> NetEngine<W> {
     }
 
     /// Returns what may explain why peers are silent, as text that continues a sentence.
-    pub(in crate::internals::fabric::net) fn ailment(&self) -> String {
-        self.link.wire.ailment().map_or(String::new(), |ailment| format!("; {ailment}"))
+    pub(in crate::internals::fabric::net) fn device_fault(&self) -> String {
+        self.link.wire.device_fault().map_or(String::new(), |device_fault| format!("; {device_fault}"))
     }
 
     /// Confirms suspicions after a poll of the network. A confirmed peer that had left has ended in good order. Any
@@ -134,13 +134,13 @@ impl<W: Wire> NetEngine<W> {
         let Some((peer, evidence, asked_in_vain)) = confirmed else { return };
         if !self.peers[peer as usize].left {
             // The cause may be on this side.
-            self.look_at_device();
+            self.poll_device();
             let may_run = evidence != Evidence::Ended && !asked_in_vain;
             if may_run && self.ask_witnesses(peer) {
                 return self.suspects.asked(peer, evidence);
             }
-            let ailment = if evidence == Evidence::Ended { String::new() } else { self.ailment() };
-            let how = format!("{evidence}{ailment}{}", self.strangers);
+            let device_fault = if evidence == Evidence::Ended { String::new() } else { self.device_fault() };
+            let how = format!("{evidence}{device_fault}{}", self.strangers);
             return self.fail(Failure::Died { peer, how });
         }
         // The peer cannot answer, whatever the provider reports about operations in flight, and whenever it does.

@@ -38,13 +38,13 @@ use crate::fault::Fault;
 use crate::strangers::Strangers;
 
 /// The number of polls without an event after which pending acks are sent alone.
-const IDLE_LOOKS: u32 = 256;
+const IDLE_POLLS: u32 = 256;
 
 /// The maximum delay of an ack while this rank polls the network and processes other events.
 const MAX_ACK_DELAY: Duration = Duration::from_micros(500);
 
 /// The number of polls of the network for each read of the clock, which costs a tenth as much.
-const LOOKS_PER_CLOCK: u32 = 16;
+const POLLS_PER_CLOCK: u32 = 16;
 
 /// The number of writes without the job's tag after which the job fails: one in 65,536 of the attempts needed to guess
 /// 32 bits.
@@ -205,7 +205,7 @@ pub(in crate::internals::fabric) struct NetEngine<W: Wire> {
     most_wakes: u32,
     idle: u32,
     /// The number of all polls of the network.
-    looks: u32,
+    polls: u32,
     atomics: SoftwareAtomics,
     transfers: Vec<Transfer>,
     free_transfers: Vec<u32>,
@@ -267,7 +267,7 @@ impl<W: Wire> NetEngine<W> {
             wanting_ack: Vec::new(),
             most_wakes,
             idle: 0,
-            looks: 0,
+            polls: 0,
             atomics: SoftwareAtomics::default(),
             transfers: Vec::new(),
             free_transfers: Vec::new(),

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::{
-    Announced, Content, Data, Event, Failure, Fault, IDLE_LOOKS, IN_SLOT, ImmediateData, LOOKS_PER_CLOCK, Landing,
-    MAX_ACK_DELAY, MOST_GUESSES, MOST_HEADER, Message, NetEngine, OnComplete, Outgoing, Peer, Receipt, Received,
+    Announced, Content, Data, Event, Failure, Fault, IDLE_POLLS, IN_SLOT, ImmediateData, Landing, MAX_ACK_DELAY,
+    MOST_GUESSES, MOST_HEADER, Message, NetEngine, OnComplete, Outgoing, POLLS_PER_CLOCK, Peer, Receipt, Received,
     WINDOW, Wire,
 };
 use crate::error::text_of;
@@ -15,8 +15,8 @@ impl<W: Wire> NetEngine<W> {
         let mut any = false;
         // Polls once, so that a caller can soon continue with what it has seen.
         if let Err(code) = self.link.poll() {
-            let (why, ailment) = (self.link.wire.text(code), self.ailment());
-            let cause = format!("{} cannot read completions: {why}{ailment}{}", W::LIBRARY, self.strangers);
+            let (why, device_fault) = (self.link.wire.text(code), self.device_fault());
+            let cause = format!("{} cannot read completions: {why}{device_fault}{}", W::LIBRARY, self.strangers);
             self.fail(Failure::Transport { by: self.rank, peer: None, cause });
         }
         while let Some(event) = self.link.next() {
@@ -40,11 +40,11 @@ impl<W: Wire> NetEngine<W> {
             self.move_parts();
         }
         self.idle = if any { 0 } else { self.idle.saturating_add(1) };
-        if self.idle == IDLE_LOOKS {
+        if self.idle == IDLE_POLLS {
             self.ack_all();
         }
-        self.looks = self.looks.wrapping_add(1);
-        if self.looks.is_multiple_of(LOOKS_PER_CLOCK) {
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(POLLS_PER_CLOCK) {
             self.ack_if_due();
         }
         if self.has_suspects() {
@@ -65,8 +65,8 @@ impl<W: Wire> NetEngine<W> {
 
     /// Processes what has come while this rank did not poll, or much of it.
     pub(in crate::internals::fabric::net) fn catch_up(&mut self) {
-        const LOOKS: u32 = 64;
-        for _ in 0..LOOKS {
+        const POLLS: u32 = 64;
+        for _ in 0..POLLS {
             if !self.progress() {
                 break;
             }

@@ -82,7 +82,7 @@ impl<W: Wire> NetEngine<W> {
             return;
         }
         let Some(evidence) = self.suspects.answered(rank) else { return };
-        let why = format!("{}{}", self.ailment(), self.strangers);
+        let why = format!("{}{}", self.device_fault(), self.strangers);
         self.fail(match (evidence, runs) {
             (Evidence::Ended, _) | (_, false) => Failure::Died { peer: rank, how: ENDED.to_owned() },
             (evidence, true) => {

@@ -3,17 +3,17 @@
 use super::super::super::input::{Cells, Time};
 use super::super::super::label::Label;
 use super::super::super::op::Counted;
-use super::super::super::plan::{Plan, RELAYED_ROUNDS, TOLD_ROUNDS};
+use super::super::super::plan::{Plan, RELAYED_ROUNDS, SIGNALLED_ROUNDS};
 use crate::trigger::{Buffer, Chunk};
 
 /// What a rank tells the one that counts arrivals: for which round it arrived, and how long that is to stay open if this
 /// arrival fires it.
-pub(super) struct Told {
+pub(super) struct ArrivalNotice {
     pub(super) round: u64,
     pub(super) grace: Time,
 }
 
-impl Told {
+impl ArrivalNotice {
     const GRACE_BITS: u32 = 24;
     /// What a grace is told in: more than four seconds fit.
     const UNIT: Time = 256;
@@ -24,7 +24,7 @@ impl Told {
 
     pub(super) fn from_cell(cell: u64) -> Self {
         let grace = (cell & ((1 << Self::GRACE_BITS) - 1)) * Self::UNIT;
-        Told { round: cell >> Self::GRACE_BITS, grace }
+        ArrivalNotice { round: cell >> Self::GRACE_BITS, grace }
     }
 }
 
@@ -34,8 +34,8 @@ pub(super) fn relayed_in(round: u64) -> Counted {
 }
 
 /// Activations and arrivals that are sent in a round.
-pub(super) fn told_in(round: u64) -> Counted {
-    Counted::Told { turn: (round % TOLD_ROUNDS) as u32 }
+pub(super) fn signalled_in(round: u64) -> Counted {
+    Counted::Signalled { turn: (round % SIGNALLED_ROUNDS) as u32 }
 }
 
 /// The label of what lies at an offset.

@@ -14,13 +14,13 @@ use super::Window;
 
 /// Lends contributions and outcomes as slices.
 #[derive(Clone, Debug)]
-pub(crate) struct Lender {
+pub(crate) struct HostMemory {
     data: Window,
 }
 
-impl Lender {
+impl HostMemory {
     pub(crate) fn new(data: Window) -> Self {
-        Lender { data }
+        HostMemory { data }
     }
 
     /// The contribution that the caller writes.
