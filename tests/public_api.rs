@@ -216,7 +216,7 @@ const WITHOUT_THE_PROMISE: [(&str, &str); 4] = [
                 unimplemented!()
             }
             fn health(&self, _: &'static str) -> earlybird::Result<()> { Ok(()) }
-            fn look_for_dead(&self, _: &'static str) -> earlybird::Result<()> { Ok(()) }
+            fn check_peers(&self, _: &'static str) -> earlybird::Result<()> { Ok(()) }
             fn abort(&self, _: &str) {}
             fn leave(&self) {}
         }",

@@ -22,7 +22,7 @@ const LARGE: u64 = 4_800;
 const SHARE: u64 = 12;
 
 /// Cases that so few schedules may miss.
-const RARE: [&str; 2] = ["closed_for_others", "heirs_died"];
+const RARE: [&str; 2] = ["closed_for_others", "successors_died"];
 
 fn run_all(seeds: std::ops::Range<u64>, options: &Options) -> (Coverage, Option<Failure>) {
     let seeds = match std::env::var("TEST_SEED").ok().and_then(|text| text.parse().ok()) {
@@ -62,7 +62,7 @@ const TREE: u64 = 40_000;
 const DEADLY: u64 = 16_000;
 
 /// Cases that need a death.
-const IMMORTAL: [&str; 5] = ["deaths", "deaths_together", "deaths_while_leaving", "heirs_died", "inherited"];
+const IMMORTAL: [&str; 5] = ["deaths", "deaths_together", "deaths_while_leaving", "successors_died", "inherited"];
 
 /// Cases that need the tree mover.
 const PROGRAMS: [&str; 2] = ["operations", "messages_relayed"];
@@ -87,7 +87,7 @@ fn deaths() {
     holds(
         4_000_000..4_000_000 + DEADLY / 2,
         &options,
-        &[&CALM[..], &["operations", "messages_relayed", "inherited", "heirs_died"]].concat(),
+        &[&CALM[..], &["operations", "messages_relayed", "inherited", "successors_died"]].concat(),
     );
 }
 
@@ -97,7 +97,7 @@ const EVERYTHING: u64 = 20_000;
 #[test]
 fn everything() {
     // So few schedules with a death hardly ever kill a rank that has taken over an operation.
-    holds(0..EVERYTHING, &Options::everything(), &["heirs_died"]);
+    holds(0..EVERYTHING, &Options::everything(), &["successors_died"]);
 }
 
 /// A unique initiator announces a round by P - 1 messages, the flood by P ⌈log2 P⌉.

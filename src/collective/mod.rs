@@ -10,7 +10,7 @@ pub(crate) mod core;
 pub(crate) mod driver;
 pub(crate) mod engine;
 pub(crate) mod following;
-#[cfg(earlybird_tools)]
+#[cfg(feature = "cli")]
 pub(crate) mod layout;
 pub(crate) mod protocol;
 pub(crate) mod session;

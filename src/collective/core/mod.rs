@@ -34,7 +34,7 @@ pub(crate) use input::{Cells, Effort, FOREVER, Time};
 pub(crate) use label::{Form, Label, label, rows};
 pub(crate) use machine::Machine;
 pub(crate) use op::{Addend, Counted, Op, Operands, ProgramOp, PutData, Token};
-#[cfg(any(test, earlybird_tools))]
+#[cfg(feature = "cli")]
 pub(crate) use plan::MapRegion;
 pub(crate) use plan::{Plan, Terms, program, slot_of};
 pub use stats::Stats;

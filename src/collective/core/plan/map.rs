@@ -2,14 +2,12 @@
 
 use std::ops::Range;
 
+use super::cell_names::CUT;
 use super::{BUFFERS, Plan, RECEIVING_ROWS, RELAYED_ROUNDS};
 use crate::collective::core::cut::Cut;
 use crate::rule::{AgreementBy, MovementBy};
 
 const CELL: usize = size_of::<u64>();
-
-/// What the cut in a record is called.
-const CUT: &str = "cut of the record";
 
 /// One of the two regions of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,60 +51,6 @@ impl Plan {
         let mut all: Vec<Mapped> = cells.chain(cuts).chain(data).filter(|mapped| !mapped.bytes.is_empty()).collect();
         all.sort_by_key(|mapped| (mapped.region == MapRegion::Data, mapped.bytes.start, mapped.bytes.end));
         all
-    }
-
-    /// Every cell that has a meaning, with its name.
-    pub(crate) fn named_cells(&self) -> Vec<(String, usize)> {
-        let mut cells = Vec::new();
-        for rank in 0..self.ranks {
-            cells.extend((0..BUFFERS).map(|number| (format!("tag {number} of rank {rank}"), self.tag(rank, number))));
-            cells.push((format!("released by rank {rank}"), self.released(rank)));
-            if self.movement == MovementBy::Segments {
-                cells.extend((0..BUFFERS).map(|it| (format!("unfilled {it} of rank {rank}"), self.unfilled(rank, it))));
-            }
-        }
-        for slot in 1..=self.slots() {
-            let mut add = |name: String, cell| cells.push((format!("{name} in slot {slot}"), cell));
-            if self.elects_reducers() {
-                (0..self.ranks).for_each(|rank| add(format!("reported by reducer {rank}"), self.reported(rank, slot)));
-            }
-            if let Some(program) = &self.program {
-                for cell in 0..program.cells() {
-                    let gate = (0..self.ranks).find(|&rank| program.gate(rank) == cell);
-                    let other = || format!("cell {cell} of the program");
-                    add(gate.map_or_else(other, |rank| format!("gate of rank {rank}")), self.program_cell(slot, cell));
-                }
-                continue;
-            }
-            if self.agreement == AgreementBy::Relays {
-                for index in 0..self.inputs().count() {
-                    let cell = self.input_cell(slot, index);
-                    // Those behind data take turns as the data does.
-                    if slot <= RELAYED_ROUNDS || cell == self.program_cell(slot, index) {
-                        add(format!("input {index}"), cell);
-                    }
-                }
-                (0..self.ranks).for_each(|rank| add(format!("arrival of rank {rank}"), self.arrived(slot, rank)));
-                continue;
-            }
-            (0..self.words()).for_each(|index| add(format!("word {index}"), self.word(slot, index)));
-            add("ticket".to_owned(), self.ticket(slot));
-            (0..self.shares()).for_each(|share| add(format!("claim {share}"), self.claim(slot, share)));
-            add("landed segments".to_owned(), self.done(slot));
-        }
-        for (slot, record) in self.records() {
-            cells.push((format!("round of the record in slot {slot}"), record));
-            let parts = 0..Cut::cells(self.ranks) - 1;
-            cells.extend(parts.map(|part| (format!("{CUT} [{part}] in slot {slot}"), self.recorded(record) - part)));
-        }
-        cells
-    }
-
-    /// The slots with records, and the cell of each record's round. Those beside an outcome take turns as outcomes do.
-    fn records(&self) -> impl Iterator<Item = (u64, usize)> {
-        let have_some = self.program.is_none() && self.agreement != AgreementBy::Relays;
-        let slots = if self.announces_outcomes() { self.depth } else { self.slots() };
-        (1..=slots).filter(move |_| have_some).map(|slot| (slot, self.record(slot)))
     }
 
     fn every_rank(&self) -> Range<u32> {

@@ -1,9 +1,11 @@
 //! What all ranks of a collective agreed on before its first round.
 
 mod areas;
+#[cfg(any(test, earlybird_tools))]
+mod cell_names;
 mod control;
 mod data;
-#[cfg(any(test, earlybird_tools))]
+#[cfg(any(test, feature = "cli"))]
 mod map;
 mod rows;
 mod spans;
@@ -24,7 +26,7 @@ use crate::topology::Topology;
 use crate::trigger::{Layout, Request, Start};
 use control::{ControlMap, Counts};
 use data::DataMap;
-#[cfg(any(test, earlybird_tools))]
+#[cfg(any(test, feature = "cli"))]
 pub(crate) use map::MapRegion;
 pub(crate) use rows::slot_of;
 

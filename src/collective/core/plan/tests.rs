@@ -89,7 +89,8 @@ proptest! {
         for (host, reducers) in (0..hosts).flat_map(|host| (1..=hosts as usize).map(move |reducers| (host, reducers))) {
             let map = plan.map(host, reducers);
             for pair in map.windows(2).filter(|pair| pair[0].region == pair[1].region) {
-                prop_assert!(pair[0].bytes.end <= pair[1].bytes.start, "{:?} and {:?}", pair[0], pair[1]);
+                let [one, other] = [&pair[0], &pair[1]].map(|it| (&it.name, &it.bytes));
+                prop_assert!(one.1.end <= other.1.start, "{:?} and {:?}", one, other);
             }
             for mapped in &map {
                 let end = match mapped.region {
