@@ -17,7 +17,7 @@ use crate::rule::Mover;
 
 /// The mistakes, by the part that makes them and the tests that must find them.
 macro_rules! faults {
-    ($($place:literal in $suite:ident { $($(#[$doc:meta])+ $fault:ident,)+ })+) => {
+    ($($place:literal in $suite:ident { $($(#[$doc:meta])+ $fault:ident $(: $guarantee:ident)?,)+ })+) => {
         /// A mistake that the library makes on request.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Fault {
@@ -33,6 +33,15 @@ macro_rules! faults {
             pub fn place(self) -> &'static str {
                 match self {
                     $($(Fault::$fault)|+ => $place,)+
+                }
+            }
+
+            /// The promise that a test of the simulator must find broken.
+            #[must_use]
+            pub fn guarantee(self) -> Option<Guarantee> {
+                match self {
+                    $($($(Fault::$fault => Some(Guarantee::$guarantee),)?)+)+
+                    _ => None,
                 }
             }
 
@@ -56,155 +65,155 @@ faults! {
     }
     "collective/core" in Simulator {
         /// Publishes a carried contribution as a fresh one.
-        CarriedAsFresh,
+        CarriedAsFresh: G9,
         /// Admits an arrival to a round whose slot a rank may still read.
-        ReuseSlotEarly,
+        ReuseSlotEarly: G4,
         /// Takes a late contribution for placed without adding its bit.
-        ForgetCarriedBit,
+        ForgetCarriedBit: G1,
         /// Ends the grace with the word as it was last seen, instead of closing it.
-        CloseWithoutWord,
+        CloseWithoutWord: G2,
         /// Never announces that outcomes were released.
-        SkipRelease,
+        SkipRelease: Liveness,
         /// Does not clear the words of the next round.
-        SkipRearm,
+        SkipRearm: Liveness,
         /// Clears the words of the next round after ranks may have begun to use them.
-        LateRearm,
+        LateRearm: G5,
         /// Sometimes adds its bit again, as if the first addition had been lost.
-        RepeatAtomic,
+        RepeatAtomic: Liveness,
         /// Places a late contribution before its tag has landed.
-        PlaceBeforeTag,
+        PlaceBeforeTag: G1,
         /// Announces small data before it is in place.
-        LandBeforeData,
+        LandBeforeData: Data,
         /// In worlds of several words, closes by ticket without closing the words.
-        TrustTicket,
+        TrustTicket: G2,
         /// Makes a carried contribution a round older than it is.
-        WrongAge,
+        WrongAge: G9,
         /// Counts the last segment without reducing it.
-        SkipSegment,
+        SkipSegment: G2,
         /// Publishes a record and wakes no rank.
-        ForgetWake,
+        ForgetWake: Liveness,
         /// Does not complete the claims of a dead rank.
-        AbandonTheDead,
+        AbandonTheDead: Liveness,
         /// Fires a quorum with one arrival too few.
-        MiscountQuorum,
+        MiscountQuorum: G5,
         /// Goes on waiting for ranks that have left.
-        ForgetLeavers,
+        ForgetLeavers: Liveness,
         /// Draws a rank that may have left, and lets no other stand in for it.
-        DrawnMayBeGone,
+        DrawnMayBeGone: G9,
         /// Fires a full round with its first arrival.
-        FullAsUsual,
+        FullAsUsual: G5,
         /// Drops a late contribution without counting it.
-        DropUncounted,
+        DropUncounted: G1,
         /// Closes a round after half of its time.
-        HastyDeadline,
+        HastyDeadline: G5,
         /// Lets a slot be used again while data written from it may still be read.
-        ReleaseBeforeLanding,
+        ReleaseBeforeLanding: G2,
         /// Releases outcomes when they have landed, before the caller has read them.
-        ReleaseOnLanding,
+        ReleaseOnLanding: G4,
         /// Forgets a contribution that was to enter a full round with the next arrival.
-        ForgetDeferred,
+        ForgetDeferred: G1,
         /// Publishes a weight of 1 instead of the given one.
-        LoseWeight,
+        LoseWeight: G9,
         /// Releases outcomes and wakes no rank that waits for a free slot.
-        ForgetWakeForRoom,
+        ForgetWakeForRoom: Liveness,
         /// Reduces a segment without checking that all members have filled it.
-        ReadUnfilled,
+        ReadUnfilled: Data,
         /// Fills a piece and wakes no rank that waits for it.
-        ForgetWakeForPieces,
+        ForgetWakeForPieces: Liveness,
         /// Makes a fallback read of contributions that may not have arrived.
-        PullUnasked,
+        PullUnasked: G1,
         /// Accepts a round of which a share is missing.
-        TakeIncomplete,
+        TakeIncomplete: Data,
         /// Writes a contribution where others may still read the one before.
-        WriteWhatIsRead,
+        WriteWhatIsRead: G2,
         /// Writes a contribution where the one before may not have been sent.
-        WriteWhatIsSent,
+        WriteWhatIsSent: G2,
         /// Pushes an outcome where an earlier one may still land.
-        HandOutEarly,
+        HandOutEarly: G2,
         /// Receives shares where writes for earlier reducers may still land.
-        ReceiveAmongOldShares,
+        ReceiveAmongOldShares: Data,
         /// Enters a round while ranks that left with the last one may still read it.
-        OvertakeLeavers,
+        OvertakeLeavers: G2,
         /// Leaves an absent member of a group with the model that it had.
-        ForgetRegister,
+        ForgetRegister: Data,
         /// Moves groups to which no member contributed.
-        MoveIdleGroup,
+        MoveIdleGroup: G2,
         /// Divides the sum of a group by its contributors.
-        WrongDivisor,
+        WrongDivisor: Data,
         /// Divides all ranks into groups, also those that have left.
-        ScheduleByRank,
+        ScheduleByRank: Data,
         /// Averages the first model of each rank in place of its newest.
-        HoldOldTag,
+        HoldOldTag: Data,
         /// Counts a segment of a register that may not have landed everywhere.
-        CountBeforeLanding,
+        CountBeforeLanding: G2,
         /// Decides rounds as if none had come before, although the collective goes on from a checkpoint.
-        ForgetBase,
+        ForgetBase: G5,
         /// Writes the model that a rank begins with into the register of another rank.
-        BeginWithAnother,
+        BeginWithAnother: Data,
     }
     "collective/core/agreement/given" in Replays {
         /// Takes a contribution into its round that the given cut does not list, because its tag is there.
-        TakeEarlyTag,
+        TakeEarlyTag: G1,
         /// Sees all tags of a round, and writes no record for those that come when the tags are gone.
-        ForgetGivenRecord,
+        ForgetGivenRecord: Liveness,
         /// Waits for the tags of a round whose outcome has come from another host.
-        WaitForGoneTags,
+        WaitForGoneTags: Liveness,
         /// Returns all rounds that have landed, also those behind the given end.
-        TakeMoreThanGiven,
+        TakeMoreThanGiven: Liveness,
         /// Makes a cut of its own for a round whose cut it was not told yet.
-        SecondCutInAStep,
+        SecondCutInAStep: G1,
         /// Fires a round without members of its cut whose contributions are not there.
-        BucketWithoutMember,
+        BucketWithoutMember: Liveness,
     }
     "collective/core/agreement/relay" in Simulator {
         /// Closes a gate while writes for the round before the last may still land.
-        SealEarly,
+        SealEarly: Data,
         /// Closes a gate while writes of ranks that left may still land.
-        ForgetDeparted,
+        ForgetDeparted: G2,
         /// Starts rounds for whose outcomes some ranks have no room.
-        StartWithoutRoom,
+        StartWithoutRoom: G4,
         /// Has room again, and tells no rank.
-        ForgetRoom,
+        ForgetRoom: Liveness,
         /// Takes the outcome for complete when its own rows have run.
-        CompleteEarly,
+        CompleteEarly: G1,
         /// Goes on with a table in which ranks have a part that left.
-        KeepOldTable,
+        KeepOldTable: Order,
         /// Passes a lone contribution on as if it were a sum.
-        RelaySumOfOne,
+        RelaySumOfOne: Data,
         /// Sums the half that it sent, not the one that it keeps.
-        SumWhatWasSent,
+        SumWhatWasSent: Data,
     }
     "collective/driver" in Simulator {
         /// Writes a record's round to another host before its entries.
-        PublishBeforeEntries,
+        PublishBeforeEntries: G2,
         /// Writes a record to another host without its last entry.
-        ShortRecord,
+        ShortRecord: Order,
         /// Carries out the signal of a write without its data.
-        SignalWithoutData,
+        SignalWithoutData: Data,
         /// Takes a completion without reporting it.
-        DropCompletion,
+        DropCompletion: Liveness,
         /// Clears a round's words without its ticket and its claims.
-        ForgetClaims,
+        ForgetClaims: Liveness,
         /// Counts the words of another host as cleared when the operation is posted.
-        ClearUnawaited,
+        ClearUnawaited: Liveness,
     }
     "collective/engine" in Simulator {
         /// Sleeps without the look at memory that follows its announcement.
-        SleepUnseen,
+        SleepUnseen: Liveness,
         /// Sleeps without a limit, whatever its timers say.
-        SleepThroughTimers,
+        SleepThroughTimers: Liveness,
         /// Sets a helper thread to work without checking that there is work.
-        HelpUnasked,
+        HelpUnasked: G3,
         /// Gives a round up although living ranks hold claims in it.
-        GiveUpEarly,
+        GiveUpEarly: G8,
     }
     "collective/session" in Simulator {
         /// Returns to the application and leaves no work to its helper thread.
-        ForgetThread,
+        ForgetThread: Liveness,
         /// Gives its caller another buffer, although the caller has begun to write.
-        ForgetBegun,
+        ForgetBegun: Data,
         /// Writes the next contribution into the buffer of the last one.
-        KeepBuffer,
+        KeepBuffer: Data,
     }
     "collective/tickets" in Tickets {
         /// Waits for a full group although too few ranks are active.
@@ -222,17 +231,17 @@ faults! {
     }
     "trigger" in Simulator {
         /// Reads a gate without closing it, so a deposit may come in between.
-        GateOff,
+        GateOff: Data,
         /// Signals a sum before it is complete.
-        SignalBeforeData,
+        SignalBeforeData: Data,
         /// Forgets the last of an operation's signals.
-        ForgetSignal,
+        ForgetSignal: Liveness,
         /// Runs an operation with one input too few.
-        StartShort,
+        StartShort: G5,
         /// Takes a gate that was closed for an earlier round for a closed one.
-        OldGate,
+        OldGate: G1,
         /// Completes an outcome and wakes no rank.
-        ForgetCall,
+        ForgetCall: Liveness,
     }
     "fabric/shm" in Conformance {
         /// Gives the signal of a put before it copies the data.
@@ -305,6 +314,51 @@ faults! {
         OverwriteLane,
         /// Takes the next message, whatever its tag.
         TakeAnyTag,
+    }
+}
+
+/// A promise that the simulator judges, with its name in `docs/semantics.md`, or what holds beside these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Guarantee {
+    /// Exactly once: a contribution enters one round, or is dropped and counted.
+    G1,
+    /// Agreement: all receivers see the same cut and the same bits.
+    G2,
+    /// No waiting: a round needs no call by a passive rank, and no rank works where nothing was handed in.
+    G3,
+    /// Bounded staleness: no slot is used again before every rank has released it.
+    G4,
+    /// Exact quorum: a round fires only when its rule says so.
+    G5,
+    /// Errors with names: a death fails later calls, and what had fired before it ends.
+    G8,
+    /// Complete outcomes: cuts say parts, ages, weights and the initiator as they were.
+    G9,
+    /// An outcome is the reduction of the contributions in its cut.
+    Data,
+    /// Cuts list contributions in the order of reduction.
+    Order,
+    /// Every rank comes to its end.
+    Liveness,
+}
+
+impl Guarantee {
+    /// The promise that a failure of the simulator names first. A panic is none: what it would have broken is not known.
+    #[must_use]
+    pub fn broken_by(what: &str) -> Option<Guarantee> {
+        Some(match what.split(':').next()? {
+            "G1" => Guarantee::G1,
+            "G2" => Guarantee::G2,
+            "G3" => Guarantee::G3,
+            "G4" => Guarantee::G4,
+            "G5" => Guarantee::G5,
+            "G8" => Guarantee::G8,
+            "G9" => Guarantee::G9,
+            "data" => Guarantee::Data,
+            "order" => Guarantee::Order,
+            "liveness" => Guarantee::Liveness,
+            _ => return None,
+        })
     }
 }
 

@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 mod arrivals;
 mod checks;
 mod choices;
+mod combinations;
 mod models;
 mod plan;
 mod texts;
@@ -39,6 +40,7 @@ use crate::rule::{Absent, AgreementBy, Executor, Fire, Grace, Mover, Scale, Sche
 use crate::time::Deadline;
 use crate::trigger::{Request, Start};
 use crate::world::World;
+use combinations::Kind;
 use models::Model;
 
 /// The choices for a partial allreduce, from [`World::allreduce`]. All ranks must make the same choices.
@@ -220,7 +222,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     /// A choice that `build` would refuse on this rank.
     pub fn check(&self) -> Result<()> {
         match self.group {
-            Group::Arrivals(_) => self.check_choices().map(drop),
+            Group::Arrivals(_) => self.check_choices(Kind::Arrivals).map(drop),
             _ => self.plan(self.executor == Executor::Provider).map(drop),
         }
     }
@@ -376,6 +378,11 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     pub(super) fn is_taped(&self) -> bool {
         let is_free = !self.fire.is_synchronous() && !self.is_led();
         is_free && (self.world.record().is_some() || self.world.replay().is_some())
+    }
+
+    /// Returns whether its cuts are given, by a recording or by another collective.
+    fn is_given(&self) -> bool {
+        self.is_led() || (self.is_taped() && self.world.replay().is_some())
     }
 
     /// Returns whether it takes its cuts from another collective.

@@ -1,5 +1,6 @@
 //! A collective whose ranks average in groups by order of arrival.
 
+use super::combinations::Kind;
 use super::{AllreduceBuilder, OPERATION};
 use crate::collective::allreduce::Allreduce;
 use crate::collective::calls::Calls;
@@ -11,7 +12,7 @@ use crate::error::Result;
 use crate::fabric::{Access, RawAccess};
 use crate::fault::Fault;
 use crate::reduce::Item;
-use crate::rule::{Absent, Scale, When};
+use crate::rule::{Absent, Scale};
 use crate::time::Deadline;
 
 impl<T: Item> AllreduceBuilder<'_, T> {
@@ -63,34 +64,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
     fn plan_arrivals(&self, size: u32) -> Result<(TicketPlan, Areas)> {
         let usage = |problem| self.usage(problem);
         let (rank, ranks) = (self.world.rank(), self.world.size());
-        let (elements, bytes) = self.check_choices()?;
-        if self.fire.when() != When::All || self.fire.has_full_rounds() {
-            return Err(usage(
-                "groups by order of arrival fire when they are full; use fire=all, or that within a time",
-            ));
-        }
-        if !matches!(self.absent, Absent::Carry | Absent::Hold) {
-            return Err(usage(
-                "no contribution to a group by order of arrival is late; use absent=carry, or absent=hold for models",
-            ));
-        }
-        if self.world.record().is_some() || self.world.replay().is_some() {
-            return Err(usage(
-                "groups by order of arrival are not recorded or replayed; unset EARLYBIRD_RECORD and EARLYBIRD_REPLAY",
-            ));
-        }
-        if self.restored.is_some() {
-            return Err(usage(
-                "groups by order of arrival have no rounds in common to go on from; give each rank the model of its checkpoint",
-            ));
-        }
-        if self.model().is_none() {
-            return Err(usage("groups are for models; give each rank a model, or choose group=world"));
-        }
-        self.check_memory(elements)?;
-        if matches!(self.scale, Scale::Ages(_)) && self.absent != Absent::Hold {
-            return Err(usage("updates enter whole, whatever the age of their models; use scale=sum, or absent=hold"));
-        }
+        let (_, bytes) = self.check_choices(Kind::Arrivals)?;
         let topology = self.world.topology().clone();
         let areas = Areas::new(topology, bytes, self.world.parameters().segment());
         areas.of_host().ok_or_else(|| usage("more memory than can be addressed; use fewer elements"))?;

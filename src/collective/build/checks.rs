@@ -1,18 +1,18 @@
 //! Which choices may be combined.
 
+use super::combinations::{Chosen, Kind, check};
 use super::{AllreduceBuilder, MOST_DEPTH};
 use crate::collective::allreduce::Allreduce;
 use crate::collective::following::Following;
 use crate::error::Result;
-use crate::group::Group;
 use crate::reduce::{Dtype, Item, Reduce};
 use crate::rule::{Absent, Executor, Fire, Grace, Mover, Scale};
 use crate::time::Deadline;
 use crate::world::World;
 
 impl<T: Item> AllreduceBuilder<'_, T> {
-    /// Returns the elements and bytes of a contribution, or what is wrong with the choices, however ranks meet.
-    pub(super) fn check_choices(&self) -> Result<(usize, usize)> {
+    /// Returns the elements and bytes of a contribution, or what is wrong with the choices for this kind of collective.
+    pub(super) fn check_choices(&self, kind: Kind) -> Result<(usize, usize)> {
         let usage = |problem| self.usage(problem);
         self.fire.check(self.world.size())?;
         self.grace.check()?;
@@ -21,79 +21,38 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         }
         self.absent.check()?;
         self.scale.check()?;
-        if matches!(self.scale, Scale::Ages(_)) && !matches!(self.group, Group::Arrivals(_)) {
-            return Err(usage(
-                "ages are those of models in groups by order of arrival; use group=arrivals, or another scale",
-            ));
-        }
-        if self.reduce == Reduce::Mean {
-            return Err(usage(
-                "the mean of a round is a sum that is divided; use reduce=sum and a scale, such as contributions",
-            ));
-        }
-        let adds = self.adds_floats();
-        if self.scale != Scale::Sum && !adds {
-            return Err(usage("only sums of floating-point numbers can be divided; use scale=sum"));
-        }
-        if matches!(self.absent, Absent::Decay(_)) && !adds {
-            return Err(usage("only sums of floating-point numbers can decay; use absent=carry or absent=drop"));
-        }
-        if self.group.schedule().is_err() {
-            return Err(usage("groups need a size of 2 ranks or more"));
-        }
+        check(&self.chosen(kind)).map_err(usage)?;
         let elements = self.lengths.iter().try_fold(0usize, |sum, &length| sum.checked_add(length));
         let bytes = elements.and_then(|elements| elements.checked_mul(self.dtype.size()));
-        elements.zip(bytes).ok_or_else(|| usage("more elements than can be addressed"))
-    }
-
-    pub(super) fn adds_floats(&self) -> bool {
-        self.dtype.is_float() && self.reduce == Reduce::Sum
-    }
-
-    /// Rejects choices that cannot be combined with registers.
-    pub(super) fn check_memory(&self, elements: usize) -> Result<()> {
-        let usage = |problem| self.usage(problem);
-        let bytes = self.model().map_or(0, |model| model.bytes.len());
-        if !self.adds_floats() {
-            return Err(usage("only floating-point models are averaged; use a memory with a sum of floats"));
-        }
-        if !matches!(self.scale, Scale::Sum | Scale::Ages(_)) {
-            return Err(usage(
-                "updates of a model are divided by the members of a group; use scale=sum, or a preset that averages models",
-            ));
-        }
-        if self.mover == Mover::Tree {
-            return Err(usage("the tree mover moves no models; use mover=auto or mover=cut"));
-        }
-        if self.executor == Executor::Provider {
-            return Err(usage("no provider moves models; use executor=auto, caller, thread or peer"));
-        }
-        if elements.checked_mul(self.dtype.size()) != Some(bytes) {
+        let (elements, bytes) = elements.zip(bytes).ok_or_else(|| usage("more elements than can be addressed"))?;
+        if self.model().is_some_and(|model| model.bytes.len() != bytes) {
             return Err(usage("the model must be as long as all tensors together"));
         }
-        Ok(())
+        Ok((elements, bytes))
     }
 
-    /// Rejects choices that a provider cannot carry out.
-    pub(super) fn check_offloaded(&self) -> Result<()> {
-        let usage = |problem| self.usage(problem);
-        if self.mover == Mover::Cut {
-            return Err(usage("a provider runs programs; use the tree mover, or auto"));
+    fn chosen(&self, kind: Kind) -> Chosen {
+        let topology = self.world.topology();
+        Chosen {
+            kind,
+            fire: self.fire,
+            grace: self.grace,
+            absent: self.absent,
+            reduce: self.reduce,
+            scale: self.scale,
+            group: self.group,
+            mover: self.mover,
+            executor: self.executor,
+            floats: self.dtype.is_float(),
+            model: self.model().is_some(),
+            restored: self.restored.is_some(),
+            buckets: self.needs_buckets,
+            world_tapes: self.world.record().is_some() || self.world.replay().is_some(),
+            taped: self.is_taped(),
+            given: self.is_given(),
+            one_host: topology.is_one_host(),
+            apart: topology.is_apart(),
         }
-        if self.is_taped() {
-            return Err(usage(
-                "rounds that a provider runs cannot be replayed; record and replay under another executor",
-            ));
-        }
-        if !matches!(self.grace, Grace::Auto) && self.grace != Grace::NONE {
-            return Err(usage("a provider has no clock; use no grace under its executor"));
-        }
-        if self.fire.limit().is_some() || (self.fire.is_full(0) && !self.fire.is_synchronous()) {
-            return Err(usage(
-                "a provider runs rounds that all look alike, without a deadline; use all, solo, majority or quorum",
-            ));
-        }
-        Ok(())
     }
 
     /// Returns the choices that every bucket of an allreduce in buckets shares, if all ranks have chosen alike.
@@ -111,23 +70,8 @@ impl<T: Item> AllreduceBuilder<'_, T> {
 
     /// Returns the choices that every bucket shares, or which choice a bucket cannot have.
     fn check_buckets(&self) -> Result<CommonChoices> {
-        self.check_choices()?;
-        let usage = |problem| self.usage(problem);
+        self.check_choices(Kind::Buckets)?;
         self.check_restored()?;
-        if self.model().is_some() || self.group != Group::World || self.absent == Absent::Hold {
-            return Err(usage(
-                "models are not averaged in buckets; omit the model, the group and absent=hold, or the buckets",
-            ));
-        }
-        if self.scale == Scale::Weights {
-            return Err(usage("contributions in buckets have no weights; use another scale"));
-        }
-        if self.executor == Executor::Provider {
-            return Err(usage("no provider moves buckets; use executor=auto, caller, thread or peer"));
-        }
-        if self.mover == Mover::Tree && !self.fire.is_synchronous() {
-            return Err(usage("the tree mover decides cuts of its own for each bucket; use mover=auto or mover=cut"));
-        }
         let Self { dtype, fire, grace, absent, depth, reduce, scale, mover, executor, base, .. } = *self;
         Ok(CommonChoices { dtype, fire, grace, absent, depth, reduce, scale, mover, executor, base })
     }

@@ -1,12 +1,12 @@
 //! From the choices to the plan of a collective.
 
 use super::AllreduceBuilder;
+use super::combinations::Kind;
 use crate::collective::core::Plan;
 use crate::collective::wanted::Wanted;
 use crate::error::Result;
-use crate::group::Group;
 use crate::reduce::Item;
-use crate::rule::{Absent, Executor, Mover, Scale};
+use crate::rule::{Executor, Mover, Scale};
 use crate::topology::Topology;
 
 impl<T: Item> AllreduceBuilder<'_, T> {
@@ -14,50 +14,20 @@ impl<T: Item> AllreduceBuilder<'_, T> {
     pub(super) fn plan(&self, offloaded: bool) -> Result<Plan> {
         let (rank, ranks) = (self.world.rank(), self.world.size());
         let usage = |problem| self.usage(problem);
-        let (elements, bytes) = self.check_choices()?;
-        if self.needs_buckets {
-            return Err(usage(
-                "mg-wfbp hands tensors in one by one; call buckets(Buckets::Measured), or choose Preset::Synchronous",
-            ));
-        }
+        let kind = if offloaded { Kind::Offloaded } else { Kind::Rounds };
+        let (elements, bytes) = self.check_choices(kind)?;
         self.check_restored()?;
-        if self.model().is_none() && (self.group != Group::World || self.absent == Absent::Hold) {
-            return Err(usage(
-                "groups, and to hold what is absent, are for models; give each rank a model, or choose others",
-            ));
-        }
-        if self.model().is_some() {
-            self.check_memory(elements)?;
-        }
         let parameters = self.world.parameters();
         let topology = match offloaded {
             // Under a provider, ranks do not use shared memory.
             true => Topology::apart(ranks),
             false => self.world.topology().clone(),
         };
-        if offloaded {
-            self.check_offloaded()?;
-        }
-        let given = self.is_led() || (self.is_taped() && self.world.replay().is_some());
-        if given && self.absent == Absent::Hold && topology.has_elsewhere() {
-            return Err(usage(
-                "held models are replayed on one host only; start all ranks on one machine, over shared memory (EARLYBIRD_FABRIC=shm)",
-            ));
-        }
+        let given = self.is_given();
         let tree = match self.mover {
             _ if offloaded => false,
             // No provider of the requested kind is available.
             Mover::Tree if self.executor == Executor::Provider => topology.is_one_host(),
-            Mover::Tree if self.is_taped() => {
-                return Err(usage(
-                    "the tree mover adds in another order, so its rounds cannot be replayed; use the cut mover (--mover cut), or neither EARLYBIRD_RECORD nor EARLYBIRD_REPLAY",
-                ));
-            }
-            Mover::Tree if topology.has_elsewhere() && !topology.is_apart() => {
-                return Err(usage(
-                    "the tree mover needs all ranks on one host, or each on a host of its own; use the cut mover",
-                ));
-            }
             Mover::Tree => true,
             _ if self.model().is_some() || self.is_taped() => false,
             Mover::Auto if topology.is_one_host() => parameters.mover() == Mover::Tree,
