@@ -159,7 +159,7 @@ fn the_shared_part_of_network_fabrics_names_no_provider() {
     let shared = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/fabric/net"), "");
     assert!(!shared.is_empty());
     for Source { path, text } in shared {
-        for provider in ["earlybird_ffi", "fabric::ofi", "ofi::"] {
+        for provider in ["earlybird_ffi", "fabric::ofi", "ofi::", "fabric::verbs", "verbs::"] {
             assert!(!text.contains(provider), "fabric/net/{path} names {provider}");
         }
     }

@@ -207,8 +207,6 @@ const WITHOUT_THE_PROMISE: [(&str, &str); 4] = [
             fn name(&self) -> &'static str { \"spy\" }
             fn rank(&self) -> u32 { 0 }
             fn ranks(&self) -> u32 { 1 }
-            fn hosts(&self) -> Vec<u32> { vec![0] }
-            fn neighbours(&self) -> u32 { 1 }
             fn open(&self, _: earlybird::fabric::RawAccess) -> earlybird::Result<Box<dyn earlybird::fabric::Endpoint>> {
                 unimplemented!()
             }
@@ -217,6 +215,8 @@ const WITHOUT_THE_PROMISE: [(&str, &str); 4] = [
             }
             fn health(&self, _: &'static str) -> earlybird::Result<()> { Ok(()) }
             fn check_peers(&self, _: &'static str) -> earlybird::Result<()> { Ok(()) }
+            fn neighbours(&self) -> Vec<u32> { vec![0] }
+            fn has_left(&self, _: u32) -> bool { false }
             fn abort(&self, _: &str) {}
             fn leave(&self) {}
         }",
@@ -329,5 +329,9 @@ fn a_consumer_reaches_the_promised_names_and_no_others() {
     verdict.assert_compiled("promised", PROMISED);
     // The command and the module around the others have no names that are public even here.
     internals().skip(2).for_each(|(name, text)| verdict.assert_compiled(&name, text));
-    without().for_each(|(name, text, code)| verdict.assert_refused(&name, text, &[code]));
+    // For that alone: a program of an older interface would be refused, too.
+    without().for_each(|(name, text, code)| {
+        verdict.assert_refused(&name, text, &[code]);
+        assert_eq!(verdict.errors[&name], BTreeSet::from([code.to_owned()]), "{text}");
+    });
 }

@@ -145,6 +145,19 @@ fn recorded_worlds() {
     }
 }
 
+/// A world to read, and what comes of it. In each of its orders the three fast ranks make their rounds by relays, and the slow
+/// one's contributions are carried.
+#[test]
+fn relays_carry_a_slow_rank() {
+    let text = include_str!("corpora/scenarios/relays-carry-a-slow-rank.toml");
+    let recording = Arc::new(text.parse::<Recording>().unwrap().named("relays-carry-a-slow-rank"));
+    for order in 0..50 {
+        let met = run(&recording.in_order(order), &Options::default()).unwrap();
+        assert_eq!(met.contributions, 3 * 6 + 2);
+        assert!(met.rounds >= 6 && met.messages_relayed > 0 && met.jumps > 0, "order {order}: {met:?}");
+    }
+}
+
 #[test]
 fn worlds_of_several_words() {
     let options = Options { ranks: vec![33..=70], ..Options::default() };

@@ -65,6 +65,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         let usage = |problem| self.usage(problem);
         let (rank, ranks) = (self.world.rank(), self.world.size());
         let (_, bytes) = self.check_choices(Kind::Arrivals)?;
+        self.check_model(bytes)?;
         let topology = self.world.topology().clone();
         let areas = Areas::new(topology, bytes, self.world.parameters().segment());
         areas.of_host().ok_or_else(|| usage("more memory than can be addressed; use fewer elements"))?;

@@ -24,11 +24,17 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         check(&self.chosen(kind)).map_err(usage)?;
         let elements = self.lengths.iter().try_fold(0usize, |sum, &length| sum.checked_add(length));
         let bytes = elements.and_then(|elements| elements.checked_mul(self.dtype.size()));
-        let (elements, bytes) = elements.zip(bytes).ok_or_else(|| usage("more elements than can be addressed"))?;
-        if self.model().is_some_and(|model| model.bytes.len() != bytes) {
-            return Err(usage("the model must be as long as all tensors together"));
+        elements.zip(bytes).ok_or_else(|| usage("more elements than can be addressed"))
+    }
+
+    /// Checks that the model, if there is one, is as long as a contribution.
+    pub(super) fn check_model(&self, bytes: usize) -> Result<()> {
+        match self.model() {
+            Some(model) if model.bytes.len() != bytes => {
+                Err(self.usage("the model must be as long as all tensors together"))
+            }
+            _ => Ok(()),
         }
-        Ok((elements, bytes))
     }
 
     fn chosen(&self, kind: Kind) -> Chosen {

@@ -17,6 +17,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         let kind = if offloaded { Kind::Offloaded } else { Kind::Rounds };
         let (elements, bytes) = self.check_choices(kind)?;
         self.check_restored()?;
+        self.check_model(bytes)?;
         let parameters = self.world.parameters();
         let topology = match offloaded {
             // Under a provider, ranks do not use shared memory.

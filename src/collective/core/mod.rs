@@ -23,6 +23,8 @@ mod outbox;
 mod pace;
 mod plan;
 mod releases;
+#[cfg(all(test, not(loom)))]
+mod scenario_tests;
 mod stats;
 mod tag;
 #[cfg(all(test, not(loom)))]

@@ -17,9 +17,9 @@ mod door;
 #[cfg(test)]
 mod engine_tests;
 mod environment;
-mod fabric;
 mod keys;
 mod limits;
+mod opening;
 mod probe;
 mod registration;
 #[cfg(test)]
@@ -36,8 +36,8 @@ pub use earlybird_ffi::ofi::{Library, LoadError};
 pub use environment::{
     InForce, PROVIDER_VARIABLES, ProviderVariable, SetBy, filter, provider_variables, variables_not_set,
 };
-pub use fabric::OfiFabric;
 pub(crate) use limits::{largest_count, most_queued};
+pub use opening::OfiFabric;
 pub use probe::{Device, Progress, devices};
 pub(crate) use registration::Registered;
 pub(crate) use work_queue::WorkQueue;

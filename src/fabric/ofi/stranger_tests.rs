@@ -14,7 +14,7 @@ use earlybird_ffi::ofi::{
 use parking_lot::Mutex;
 
 use super::door;
-use super::fabric::OfiFabric;
+use super::opening::OfiFabric;
 use super::probe;
 use super::wire::OfiWire;
 use crate::config::OfiSettings;

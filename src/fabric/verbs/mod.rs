@@ -28,10 +28,10 @@ mod connection;
 mod connections;
 mod device;
 mod events;
-mod fabric;
 mod handshake;
 mod hellos;
 mod numa;
+mod opening;
 #[cfg(test)]
 mod queue_tests;
 mod rail;
@@ -45,11 +45,11 @@ mod work;
 pub use super::locked_memory::{ENOUGH_LOCKED_MEMORY, LockedMemory};
 pub use device::{DevicePort, LinkLayer, Survey, devices, survey};
 pub use earlybird_ffi::verbs::{Library, LoadError, Waits};
-pub use fabric::VerbsFabric;
-#[cfg(all(test, not(loom)))]
-pub(super) use fabric::limits;
 #[cfg(all(test, not(loom)))]
 pub(super) use hellos::MEMORY as HELLOS;
+pub use opening::VerbsFabric;
+#[cfg(all(test, not(loom)))]
+pub(super) use opening::limits;
 #[cfg(all(test, not(loom)))]
 pub(super) use settings::{completions, sends};
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use earlybird_ffi::verbs::sys::IBV_EVENT_QP_ACCESS_ERR;
 use earlybird_ffi::verbs::{Event, Library, NO_COMPLETION};
 
-use super::fabric::VerbsFabric;
+use super::opening::VerbsFabric;
 use super::settings::{Depths, LEAST_SENDS};
 use super::stranger_tests::{World, library, names};
 use super::work::WorkRequest;

@@ -14,9 +14,9 @@ use earlybird_ffi::verbs::{
 
 use super::address::Address;
 use super::device::{self, Port};
-use super::fabric::VerbsFabric;
 use super::handshake::{End, Hello};
 use super::hellos::Hellos;
+use super::opening::VerbsFabric;
 use super::registration::{REMOTE_ACCESS, Registered, Registrar};
 use super::settings;
 use super::wire::VerbsWire;

@@ -27,6 +27,8 @@ mod rank_line {
     pub(super) const RELEASED: usize = BUFFERS as usize;
     pub(super) const REPORTED: usize = RELEASED + 1;
     pub(super) const UNFILLED: usize = LINE / 2;
+    /// Slots of which reducers can report.
+    pub(super) const REPORTED_SLOTS: usize = UNFILLED - REPORTED;
 }
 
 /// Numbers that follow from the terms. Each poll of a cell takes some of them, and to count them takes divisions.
@@ -113,6 +115,10 @@ impl TagCells {
 impl ControlMap {
     /// After the map of data, in which some cells lie.
     pub(super) fn of(plan: &Plan) -> Self {
+        debug_assert!(
+            !plan.elects_reducers() || rank_line::REPORTED_SLOTS as u64 >= plan.slots(),
+            "what reducers report would lie among the pieces"
+        );
         let slot = SlotMap::of(plan);
         let slots = Rows::new(plan.ranks as usize * LINE, slot.cells(plan), plan.slots());
         ControlMap { slots, slot, tags: TagCells::of(plan, slots.end()) }

@@ -1,8 +1,8 @@
 //! Operations of callers: puts, signals, reads, atomics and their completions.
 
 use super::{
-    Act, Content, Data, IN_SLOT, ImmediateData, Location, NetEngine, OnComplete, Outgoing, RegionEntry, Registered,
-    Transfer, Way, Window, Wire,
+    Act, Content, Data, IN_SLOT, ImmediateData, Location, NetEngine, OnComplete, Outgoing, Peer, RegionEntry,
+    Registered, Transfer, Way, Window, Wire,
 };
 use crate::error::{Error, Result};
 use crate::fabric::net::message::MOST_INLINE;
@@ -11,6 +11,16 @@ use crate::fabric::{Access, At, Atomic, Change, Completion, NOT_ALLOWED, Posted,
 /// The number of bytes from which on a writer that waits gets its ack at once: an ack costs little compared with the
 /// data.
 const LARGE: usize = 256 << 10;
+
+/// How a put goes to a peer.
+#[derive(Clone, Copy, Debug)]
+enum PutWay {
+    Nothing,
+    ByDevice,
+    WithHeader,
+    Writes,
+    Message,
+}
 
 impl<W: Wire> NetEngine<W> {
     /// Returns the owner of a location, if it is a peer, and the owner's name for it. The owner must allow the
@@ -74,27 +84,52 @@ impl<W: Wire> NetEngine<W> {
             Window::copy((source, from.offset), (self.own_window("put", channel, to)?, to.offset), len);
             return Ok(signal.map_or(Posted::Done(0), |signal| self.change_own((channel, token), signal)));
         };
-        if self.peers[peer as usize].ended {
-            // The peer can no longer see it.
-            return Ok(Posted::Done(0));
-        }
-        if self.is_by_device() {
-            let signal = signal.map(|(signal, _)| signal);
-            return Ok(self.put_by_device((channel, token, peer), (from, to, len), signal));
-        }
         let (operation, range) = ((channel, token, peer), (from, to, len));
-        let signal = signal.map(|(signal, cell)| (cell, signal.change, signal.awaited && len >= LARGE));
-        if len > MOST_INLINE && signal.is_some_and(|signal| self.put_with_header(operation, range, signal)) {
-            return Ok(Posted::Pending);
+        let named = signal.map(|(signal, cell)| (cell, signal.change, signal.awaited && len >= LARGE));
+        let mut way = self.way_of_put(peer, len, named.is_some());
+        if let (PutWay::WithHeader, Some(signal)) = (way, named)
+            && !self.put_with_header(operation, range, signal)
+        {
+            way = self.way_without_header(len);
         }
-        if len > self.link.limits.put {
-            self.put_by_writing(operation, range, signal);
-            return Ok(Posted::Pending);
+        match way {
+            PutWay::Nothing => return Ok(Posted::Done(0)),
+            PutWay::ByDevice => return Ok(self.put_by_device(operation, range, signal.map(|(signal, _)| signal))),
+            PutWay::WithHeader => {}
+            PutWay::Writes => self.put_by_writing(operation, range, named),
+            PutWay::Message => {
+                let data = match len {
+                    0 => Data::None,
+                    _ => Data::Region { region: from.region, offset: from.offset, len },
+                };
+                let signal = named.map(|(cell, change, _)| (cell, change));
+                self.put_by_message(channel, peer, (location, data), signal, token);
+            }
         }
-        let data = if len == 0 { Data::None } else { Data::Region { region: from.region, offset: from.offset, len } };
-        let signal = signal.map(|(cell, change, _)| (cell, change));
-        self.put_by_message(channel, peer, (location, data), signal, token);
         Ok(Posted::Pending)
+    }
+
+    /// Chooses the way of a put to a peer, with or without a signal that follows its data. The first row that fits holds:
+    ///
+    /// | peer | put | way |
+    /// |---|---|---|
+    /// | has ended | any | nothing: the peer can no longer see it |
+    /// | any, where devices change cells | any | writes, and the device's operation on the cell |
+    /// | has header slots | with a signal, longer than [`MOST_INLINE`] | one write of data and header, if it is free; else as below |
+    /// | any | longer than the limit of a message | writes, which a message announces or follows |
+    /// | any | others, and signals alone | one message |
+    fn way_of_put(&self, peer: u32, len: usize, with_signal: bool) -> PutWay {
+        let Peer { ended, header_slots, .. } = &self.peers[peer as usize];
+        match () {
+            () if *ended => PutWay::Nothing,
+            () if self.is_by_device() => PutWay::ByDevice,
+            () if with_signal && len > MOST_INLINE && header_slots.is_some() => PutWay::WithHeader,
+            () => self.way_without_header(len),
+        }
+    }
+
+    fn way_without_header(&self, len: usize) -> PutWay {
+        if len > self.link.limits.put { PutWay::Writes } else { PutWay::Message }
     }
 
     /// Gives a signal to this rank. The location was checked.
@@ -165,15 +200,15 @@ impl<W: Wire> NetEngine<W> {
         self.check("signal", channel)?;
         let (owner, cell) = self.cell("signal", channel, signal.at)?;
         let Some(peer) = owner else { return Ok(self.change_own((channel, token), (signal, cell))) };
-        if self.peers[peer as usize].ended {
-            return Ok(Posted::Done(0));
+        match self.way_of_put(peer, 0, true) {
+            PutWay::Nothing => Ok(Posted::Done(0)),
+            PutWay::ByDevice => Ok(self.signal_by_device((channel, token, peer), signal)),
+            PutWay::WithHeader | PutWay::Writes | PutWay::Message => {
+                let data = (Location::default(), Data::None);
+                self.put_by_message(channel, peer, data, Some((cell, signal.change)), token);
+                Ok(Posted::Pending)
+            }
         }
-        if self.is_by_device() {
-            return Ok(self.signal_by_device((channel, token, peer), signal));
-        }
-        let data = (Location::default(), Data::None);
-        self.put_by_message(channel, peer, data, Some((cell, signal.change)), token);
-        Ok(Posted::Pending)
     }
 
     pub(in crate::internals::fabric::net) fn read(
