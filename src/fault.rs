@@ -1,15 +1,16 @@
-//! Deliberate mistakes that prove that the tests find them. Only in this repository, in the profiles of development and
-//! tests (`build.rs`).
+//! Deliberate mistakes, which prove that the tests find them. They exist only in this repository, in the profiles of
+//! development and tests (`build.rs`).
 //!
-//! The table says of each mistake what it is, which part of the library makes it, and which tests must find it.
+//! The table lists for each mistake its description, the part of the library that makes it, and the tests that must
+//! find it.
 //!
 //! # How a mistake is chosen
-//! `Fault::during` chooses one for what a thread does meanwhile. A fabric or a collective that is
-//! made then keeps the mistake, whichever thread uses it later; a meeting makes it while it
-//! lasts. So tests with mistakes run in parallel with others. The simulator, whose ranks
-//! share a thread, writes the mistake into the plans of a world.
+//! `Fault::during` chooses a mistake for the work of a thread. A fabric or a collective that is made meanwhile then
+//! keeps the mistake, whichever thread uses it later; a meeting makes the mistake during its own time. So tests with
+//! mistakes run in parallel with others. The simulator, whose ranks share a thread, writes the mistake into the plans
+//! of a world.
 //!
-//! Elsewhere nothing can be chosen: `Fault::is` is false at compile time, and the mistakes are compiled out.
+//! In other builds nothing can be chosen: `Fault::is` is false at compile time, and the mistakes are compiled out.
 
 use std::time::Duration;
 
@@ -25,10 +26,10 @@ macro_rules! faults {
         }
 
         impl Fault {
-            /// All of them.
+            /// All mistakes.
             pub const EVERY: &'static [Fault] = &[$($(Fault::$fault,)+)+];
 
-            /// The part of the library that makes it, as its path below `src`.
+            /// Returns the part of the library that makes it, as a path below `src`.
             #[must_use]
             pub fn place(self) -> &'static str {
                 match self {
@@ -36,7 +37,7 @@ macro_rules! faults {
                 }
             }
 
-            /// The promise that a test of the simulator must find broken.
+            /// Returns the promise that a test of the simulator must find broken.
             #[must_use]
             pub fn guarantee(self) -> Option<Guarantee> {
                 match self {
@@ -45,7 +46,7 @@ macro_rules! faults {
                 }
             }
 
-            /// The tests that must find it.
+            /// Returns the tests that must find it.
             #[must_use]
             pub fn suite(self) -> Suite {
                 match self {
@@ -60,7 +61,7 @@ faults! {
     "collective/buckets" in Handles {
         /// Leaves its buckets one after the other.
         FinishOneByOne,
-        /// Does not tell its other buckets how far the last waits of the first one go.
+        /// Does not notify its other buckets of the ends of the first one's last waits.
         TellNoLastEnds,
     }
     "collective/core" in Simulator {
@@ -68,7 +69,7 @@ faults! {
         CarriedAsFresh: G9,
         /// Admits an arrival to a round whose slot a rank may still read.
         ReuseSlotEarly: G4,
-        /// Takes a late contribution for placed without adding its bit.
+        /// Treats a late contribution as placed without adding its bit.
         ForgetCarriedBit: G1,
         /// Ends the grace with the word as it was last seen, instead of closing it.
         CloseWithoutWord: G2,
@@ -96,9 +97,9 @@ faults! {
         AbandonTheDead: Liveness,
         /// Fires a quorum with one arrival too few.
         MiscountQuorum: G5,
-        /// Goes on waiting for ranks that have left.
+        /// Continues to wait for ranks that have left.
         ForgetLeavers: Liveness,
-        /// Draws a rank that may have left, and lets no other stand in for it.
+        /// Draws a rank that may have left, and allows no other rank to replace it.
         DrawnMayBeGone: G9,
         /// Fires a full round with its first arrival.
         FullAsUsual: G5,
@@ -106,11 +107,11 @@ faults! {
         DropUncounted: G1,
         /// Closes a round after half of its time.
         HastyDeadline: G5,
-        /// Lets a slot be used again while data written from it may still be read.
+        /// Allows a slot to be reused while data written from it may still be read.
         ReleaseBeforeLanding: G2,
         /// Releases outcomes when they have landed, before the caller has read them.
         ReleaseOnLanding: G4,
-        /// Forgets a contribution that was to enter a full round with the next arrival.
+        /// Forgets a contribution that must enter a full round with the next arrival.
         ForgetDeferred: G1,
         /// Publishes a weight of 1 instead of the given one.
         LoseWeight: G9,
@@ -122,15 +123,15 @@ faults! {
         ForgetWakeForPieces: Liveness,
         /// Makes a fallback read of contributions that may not have arrived.
         PullUnasked: G1,
-        /// Accepts a round of which a share is missing.
+        /// Accepts a round that lacks a share.
         TakeIncomplete: Data,
-        /// Writes a contribution where others may still read the one before.
+        /// Writes a contribution into a buffer whose earlier contribution others may still read.
         WriteWhatIsRead: G2,
-        /// Writes a contribution where the one before may not have been sent.
+        /// Writes a contribution into a buffer whose earlier contribution may not have been sent.
         WriteWhatIsSent: G2,
-        /// Pushes an outcome where an earlier one may still land.
+        /// Pushes an outcome to memory where an earlier one may still land.
         HandOutEarly: G2,
-        /// Receives shares where writes for earlier reducers may still land.
+        /// Receives shares in memory where writes for earlier reducers may still land.
         ReceiveAmongOldShares: Data,
         /// Enters a round while ranks that left with the last one may still read it.
         OvertakeLeavers: G2,
@@ -140,27 +141,27 @@ faults! {
         MoveIdleGroup: G2,
         /// Divides the sum of a group by its contributors.
         WrongDivisor: Data,
-        /// Divides all ranks into groups, also those that have left.
+        /// Divides all ranks into groups, even those that have left.
         ScheduleByRank: Data,
-        /// Averages the first model of each rank in place of its newest.
+        /// Averages the first model of each rank instead of its newest.
         HoldOldTag: Data,
         /// Counts a segment of a register that may not have landed everywhere.
         CountBeforeLanding: G2,
-        /// Decides rounds as if none had come before, although the collective goes on from a checkpoint.
+        /// Decides rounds as if none had come before, although the collective resumes from a checkpoint.
         ForgetBase: G5,
         /// Writes the model that a rank begins with into the register of another rank.
         BeginWithAnother: Data,
     }
     "collective/core/agreement/given" in Replays {
-        /// Takes a contribution into its round that the given cut does not list, because its tag is there.
+        /// Adds to a round a contribution that the given cut does not list, because its tag is there.
         TakeEarlyTag: G1,
-        /// Sees all tags of a round, and writes no record for those that come when the tags are gone.
+        /// Sees all tags of a round, and writes no record for ranks that come after the tags are overwritten.
         ForgetGivenRecord: Liveness,
         /// Waits for the tags of a round whose outcome has come from another host.
         WaitForGoneTags: Liveness,
-        /// Returns all rounds that have landed, also those behind the given end.
+        /// Returns all rounds that have landed, even those after the given end.
         TakeMoreThanGiven: Liveness,
-        /// Makes a cut of its own for a round whose cut it was not told yet.
+        /// Makes its own cut for a round whose cut was not given yet.
         SecondCutInAStep: G1,
         /// Fires a round without members of its cut whose contributions are not there.
         BucketWithoutMember: Liveness,
@@ -170,17 +171,17 @@ faults! {
         SealEarly: Data,
         /// Closes a gate while writes of ranks that left may still land.
         ForgetDeparted: G2,
-        /// Starts rounds for whose outcomes some ranks have no room.
+        /// Starts rounds for whose outcomes some ranks have no free slot.
         StartWithoutRoom: G4,
-        /// Has room again, and tells no rank.
+        /// Has a free slot again, and notifies no rank.
         ForgetRoom: Liveness,
-        /// Takes the outcome for complete when its own rows have run.
+        /// Treats the outcome as complete when its own rows have run.
         CompleteEarly: G1,
-        /// Goes on with a table in which ranks have a part that left.
+        /// Continues with a table that includes ranks that have left.
         KeepOldTable: Order,
-        /// Passes a lone contribution on as if it were a sum.
+        /// Passes on a lone contribution as if it were a sum.
         RelaySumOfOne: Data,
-        /// Sums the half that it sent, not the one that it keeps.
+        /// Sums the half that it sent instead of the half that it keeps.
         SumWhatWasSent: Data,
     }
     "collective/driver" in Simulator {
@@ -198,11 +199,11 @@ faults! {
         ClearUnawaited: Liveness,
     }
     "collective/engine" in Simulator {
-        /// Sleeps without the look at memory that follows its announcement.
+        /// Sleeps without the poll of memory that must follow its announcement.
         SleepUnseen: Liveness,
-        /// Sleeps without a limit, whatever its timers say.
+        /// Sleeps without a limit, ignoring its timers.
         SleepThroughTimers: Liveness,
-        /// Sets a helper thread to work without checking that there is work.
+        /// Starts a helper thread's work without checking that there is work.
         HelpUnasked: G3,
         /// Gives a round up although living ranks hold claims in it.
         GiveUpEarly: G8,
@@ -226,7 +227,7 @@ faults! {
         UnclaimedBridge,
         /// Releases a group when one segment of its data is moved.
         ReleaseUnmoved,
-        /// Ends a group of one rank while its cut is on its way.
+        /// Ends a group of one rank while the write of its cut is in flight.
         OverlookCut,
     }
     "trigger" in Simulator {
@@ -238,7 +239,7 @@ faults! {
         ForgetSignal: Liveness,
         /// Runs an operation with one input too few.
         StartShort: G5,
-        /// Takes a gate that was closed for an earlier round for a closed one.
+        /// Treats a gate that was closed for an earlier round as closed.
         OldGate: G1,
         /// Completes an outcome and wakes no rank.
         ForgetCall: Liveness,
@@ -260,7 +261,7 @@ faults! {
         OneMailbox,
         /// Never checks whether the world has failed.
         IgnoreFailure,
-        /// Frees memory when its owner has closed its endpoint and others have not.
+        /// Frees memory after its owner has closed its endpoint, but others have not.
         FreeEarly,
     }
     "fabric/net" in Conformance {
@@ -284,11 +285,11 @@ faults! {
     "bootstrap" in Meetings {
         /// Admits two processes as the same rank.
         AdmitTwice,
-        /// Admits a rank that has another world size.
+        /// Admits a rank with another world size.
         AdmitOtherSize,
-        /// Starts at the deadline, whichever ranks are missing.
+        /// Starts at the deadline even if ranks are missing.
         GoWithoutTheMissing,
-        /// Takes any bytes for the introduction of a rank.
+        /// Accepts any bytes as the introduction of a rank.
         GreetStrangers,
         /// Accepts a guest with a wrong seal.
         TrustAnyGuest,
@@ -296,7 +297,7 @@ faults! {
         TrustAnyAnswer,
         /// Keeps the files of an earlier job in the folder.
         KeepOldFiles,
-        /// Writes a file where others may read it half written.
+        /// Writes a file under its final name, so that others may read it half-written.
         WriteInPlace,
     }
     "board" in Boards {
@@ -304,15 +305,15 @@ faults! {
         ReuseBoardLine,
         /// Publishes data into a slot that a rank may still read.
         ReuseBoardSlot,
-        /// Never says what it has taken, unless it publishes.
+        /// Never acknowledges what it has taken, unless it publishes.
         NeverAcknowledge,
-        /// Takes what is in a slot, whether it was published or not.
+        /// Takes the contents of a slot, published or not.
         TakeUnpublished,
-        /// Takes a piece without comparing what it is of.
+        /// Takes a piece without comparing what it belongs to.
         CompareNothing,
-        /// Writes a part of a message over one that was not taken.
+        /// Overwrites a part of a message that was not taken.
         OverwriteLane,
-        /// Takes the next message, whatever its tag.
+        /// Takes the next message, ignoring its tag.
         TakeAnyTag,
     }
 }
@@ -369,7 +370,7 @@ pub enum Suite {
     Simulator,
     /// The same schedules, recorded and replayed: `tests/simulation.rs`.
     Replays,
-    /// What every fabric must do: `tests/conformance.rs`.
+    /// The requirements on every fabric: `tests/conformance.rs`.
     Conformance,
     /// Events of a network in an order that the test chooses: `fabric/net/stepping_tests.rs`.
     Stepping,
@@ -384,13 +385,13 @@ pub enum Suite {
 }
 
 impl Suite {
-    /// The mistakes that it must find.
+    /// Returns the mistakes that it must find.
     pub fn faults(self) -> impl Iterator<Item = Fault> {
         Fault::EVERY.iter().copied().filter(move |fault| fault.suite() == self)
     }
 }
 
-/// Where a process kills itself, to prove that others complete its operations.
+/// The point at which a process kills itself, to prove that others complete its operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Crash {
     /// An operation is claimed, and has had no effect.
@@ -402,11 +403,11 @@ pub enum Crash {
 }
 
 impl Crash {
-    /// All of them.
+    /// All crash points.
     pub const EVERY: [Crash; 3] = [Crash::AfterClaim, Crash::InsideOperation, Crash::BetweenSignals];
 }
 
-/// A crash, and how often its place is passed before it happens.
+/// A crash, and the number of times that its point is passed before it happens.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fuse {
     place: Crash,
@@ -419,7 +420,7 @@ impl Fuse {
         Fuse { place, left }
     }
 
-    /// Kills this process if this is the place and the count is reached.
+    /// Kills this process if this is the point and the count is reached.
     pub(crate) fn pass(fuse: &mut Option<Fuse>, place: Crash) {
         if !cfg!(earlybird_faults) {
             return;
@@ -432,14 +433,14 @@ impl Fuse {
         }
     }
 
-    /// Whether the next pass of this place is the last.
+    /// Returns whether the next pass of this point is the last.
     pub(crate) fn is_due(fuse: Option<Fuse>, place: Crash) -> bool {
         cfg!(earlybird_faults) && fuse.is_some_and(|fuse| fuse.place == place && fuse.left == 0)
     }
 }
 
 impl Fault {
-    /// For a mistake of the simulator: the mover that can make it; `None` if both can.
+    /// Returns the mover that can make a mistake of the simulator; `None` if both can.
     #[must_use]
     pub fn mover(self) -> Option<Mover> {
         match self {
@@ -479,31 +480,31 @@ impl Fault {
         }
     }
 
-    /// Whether it shows only when a rank dies.
+    /// Returns whether the mistake shows only when a rank dies.
     #[must_use]
     pub fn needs_a_death(self) -> bool {
         matches!(self, Fault::AbandonTheDead | Fault::GiveUpEarly)
     }
 
-    /// Whether `chosen` is this one; false where no mistake is compiled in.
+    /// Returns whether `chosen` is this mistake; false where no mistake is compiled in.
     #[inline(always)]
     pub(crate) fn is(self, chosen: Option<Fault>) -> bool {
         cfg!(earlybird_faults) && chosen == Some(self)
     }
 
-    /// The mistake that this thread has chosen.
+    /// Returns the mistake that this thread has chosen.
     #[cfg(earlybird_faults)]
     pub(crate) fn chosen() -> Option<Fault> {
         CHOSEN.get()
     }
 
-    /// The mistake that this thread has chosen.
+    /// Returns the mistake that this thread has chosen.
     #[cfg(not(earlybird_faults))]
     pub(crate) fn chosen() -> Option<Fault> {
         None
     }
 
-    /// Whether this thread has chosen this one.
+    /// Returns whether this thread has chosen this mistake.
     pub(crate) fn is_chosen(self) -> bool {
         self.is(Fault::chosen())
     }
@@ -528,7 +529,7 @@ impl Fault {
         work()
     }
 
-    /// How long a test waits for an event: shorter with a mistake, which may prevent it.
+    /// Returns how long a test waits for an event: a shorter time with a mistake, which may prevent the event.
     pub(crate) fn patience(usual: Duration) -> Duration {
         const WITH_A_FAULT: Duration = Duration::from_secs(1);
         if Fault::chosen().is_some() { usual.min(WITH_A_FAULT) } else { usual }

@@ -1,4 +1,4 @@
-//! A handle's calls, however its ranks come together.
+//! The calls of a handle, for both ways in which ranks come together.
 #![forbid(unsafe_code)]
 
 use std::ops::{Range, RangeInclusive};
@@ -24,7 +24,7 @@ pub(super) enum Calls {
     Arrivals(Raw<tickets::TicketEngine>),
 }
 
-/// Each method does what the one of [`Raw`] does.
+/// Defines methods that call the method of [`Raw`] with the same name.
 macro_rules! forward {
     ($($(#[$attribute:meta])* fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {
         $($(#[$attribute])* pub(super) fn $name(&self $(, $argument: $type)*) -> $result {
@@ -45,7 +45,7 @@ macro_rules! forward {
 }
 
 impl Calls {
-    /// Whether all ranks have the same rounds.
+    /// Returns whether all ranks have the same rounds.
     pub(super) fn have_common_rounds(&self) -> bool {
         matches!(self, Calls::Rounds(_))
     }

@@ -1,20 +1,20 @@
-//! The choices of a collective, which all ranks tell each other and compare.
+//! The choices of a collective, which all ranks send to each other and compare.
 
 use crate::error::{Error, HostNames, Result, text_of};
 use crate::fabric::MOST_EXCHANGED;
 
-/// What was chosen, by what it is.
+/// Choices, each with its name.
 pub(super) type Choices = Vec<(&'static str, String)>;
 
-/// Tells values apart that ranks may have given by mistake.
+/// Returns a number that distinguishes values that ranks may have given by mistake.
 pub(super) fn digest(words: impl Iterator<Item = u64>) -> u64 {
     words.fold(0, |hash: u64, word| (hash.rotate_left(5) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15))
 }
 
-/// As a rank tells them to the others.
+/// Encodes the choices that a rank sends to the others.
 ///
 /// # Errors
-/// They do not fit into one exchange. Those of other ranks would be compared with a part of them.
+/// The choices do not fit into one exchange. Those of other ranks would be compared with only a part of them.
 pub(super) fn encode(rank: u32, operation: &'static str, choices: &[(&'static str, String)]) -> Result<Vec<u8>> {
     let lines: Vec<String> = choices.iter().map(|(name, value)| format!("{name}\t{value}")).collect();
     let text = lines.join("\n").into_bytes();
@@ -25,14 +25,14 @@ pub(super) fn encode(rank: u32, operation: &'static str, choices: &[(&'static st
     Ok(text)
 }
 
-/// What a rank tells in their place that fails: why, as far as there is room.
+/// Encodes the message that a failed rank sends instead: the reason, as far as it fits.
 pub(super) fn encode_error(error: &Error) -> Vec<u8> {
     format!("{FAILED}{error}").into_bytes().into_iter().take(MOST_EXCHANGED).collect()
 }
 
 const FAILED: &str = "error\t";
 
-/// The first rank that chose differently, and its choice.
+/// Returns an error that names the first rank that chose differently, and its choice.
 pub(crate) fn compare(
     rank: u32,
     operation: &'static str,
@@ -79,7 +79,7 @@ mod tests {
         let other = long(most - 1);
         let differs = compare(0, "build", &own, &[all[0].clone(), told(&other).unwrap()]).unwrap_err();
         assert!(matches!(differs, Error::Mismatch { .. }), "{differs}");
-        // What another rank could not do is no choice of another version.
+        // The failure of another rank is not reported as a choice of another version.
         let failed = encode_error(&Error::Config("y".repeat(2 * MOST_EXCHANGED)));
         assert_eq!(failed.len(), MOST_EXCHANGED);
         let told = compare(0, "build", &own, &[all[0].clone(), failed]).unwrap_err();

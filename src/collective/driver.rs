@@ -25,10 +25,10 @@ use crate::trigger::LAST_ROUND;
 use cells::HostCells;
 use relaying::Parts;
 
-/// What a write to an outcome that has landed would break.
+/// The invariant that a write to a landed outcome would break.
 const WRITTEN_ONCE: &str = "G2: no rank writes an outcome between its landing and its release";
 
-/// The longest sleep of a rank that waits for a runner of programs, which wakes no rank.
+/// The longest sleep of a rank that waits for a runner of programs. A runner wakes no rank.
 const BACK_OFF: Duration = Duration::from_micros(50);
 
 /// The token of operations whose completion is ignored. Only deliberate faults post some.
@@ -43,7 +43,7 @@ pub(crate) struct Reduction {
     pub(crate) absent: Absent,
 }
 
-/// The regions of every host, as this rank names them. Clones share them.
+/// The regions of every host, by this rank's names for them. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Regions {
     pub(crate) control: Arc<[Region]>,
@@ -51,9 +51,9 @@ pub(crate) struct Regions {
 }
 
 impl Regions {
-    /// What ranks do with the control region of another host: change cells, and write records.
+    /// How ranks access the control region of another host: they change cells and write records.
     pub(crate) const CONTROL: Access = Access::Write;
-    /// What ranks do with the data region of another host: read contributions, and write outcomes.
+    /// How ranks access the data region of another host: they read contributions and write outcomes.
     pub(crate) const DATA: Access = Access::ReadWrite;
 }
 
@@ -69,46 +69,45 @@ pub(crate) struct Driver {
     /// Zeros that clear remote cells.
     zeros: Option<Region>,
     reduction: Reduction,
-    /// What runs the program in place of the ranks.
+    /// The runner of the program, if one runs it in place of the ranks.
     runner: Option<Box<dyn Runner>>,
     /// The parts of a cut that a program's reduction assembles.
     parts: Parts,
     sources: Vec<Source>,
     /// The lists of the operation that is being carried out.
     operands: Operands,
-    /// The effort of the last poll, if the machine found nothing to do and this rank has changed
-    /// nothing since.
+    /// The effort of the last poll, if the machine found nothing to do and this rank has changed nothing since.
     settled: Option<Effort>,
     fuse: Option<Fuse>,
 }
 
-/// Whether the completion of an operation with large data is awaited. Contributions and shares are
-/// large in synchronous rounds only. There every rank sends something in every round, which
-/// confirms the round before. The same holds for data that ranks relay, and of activations and
-/// arrivals a rank awaits those of some rounds ago.
+/// Returns whether the driver awaits the completion of an operation, which may carry large data. Contributions and
+/// shares are large in synchronous rounds only. There every rank sends something in every round, which confirms the
+/// round before. The same holds for data that ranks relay. Of activations and arrivals, a rank awaits those of some
+/// rounds ago.
 fn is_awaited(token: Token) -> bool {
     let Token::Counted { what, .. } = token else { return true };
     !matches!(what, Counted::Tag { .. } | Counted::Outcome | Counted::Relayed { .. } | Counted::Signalled { .. })
 }
 
 impl Reduction {
-    /// The factor of a contribution.
+    /// Returns the factor of a contribution.
     pub(crate) fn factor(self, entry: Entry) -> f32 {
         let weight = if self.scale == Scale::Weights { f32::from(entry.weight) } else { 1.0 };
         match self.absent {
             Absent::Decay(_) => DefaultFloats::compute(entry.age, |age| weight * self.absent.factor(age)),
-            // A product with 1 is exact in any state.
+            // A product with 1 is exact in any state of the floating-point unit.
             _ => weight * self.absent.factor(entry.age),
         }
     }
 
-    /// A contribution as a source; `None` if its factor is 0, whatever its memory holds.
+    /// Returns a contribution as a source; `None` if its factor is 0, whatever its memory holds.
     fn source(self, entry: Entry, at: Place) -> Option<Source> {
         let factor = self.factor(entry);
         (factor != 0.0).then_some(Source { at, wide: false, factor })
     }
 
-    /// The divisor of the sum over the contributions of a cut, if any.
+    /// Returns the divisor of the sum over the contributions of a cut, if there is one.
     pub(crate) fn divisor(self, ranks: u32, contributions: impl Iterator<Item = Entry>) -> Option<f64> {
         let divisor = match self.scale {
             // Ages are those of groups by order of arrival.
@@ -124,7 +123,7 @@ impl Reduction {
         Some(divisor).filter(|&divisor| divisor != 1.0 && divisor > 0.0)
     }
 
-    /// What a reduction reads, as a source; `None` if its factor is 0.
+    /// Returns an input of a reduction as a source; `None` if its factor is 0.
     fn source_of(self, Addend { at, entry }: Addend) -> Option<Source> {
         match entry {
             None => Some(Source { at, wide: false, factor: 1.0 }),
@@ -139,7 +138,7 @@ impl Reduction {
 
 impl Driver {
     /// # Panics
-    /// If the own host's regions cannot be mapped; the fabric guarantees that they can.
+    /// If this host's regions cannot be mapped; the fabric guarantees that they can.
     pub(crate) fn new(
         plan: Plan,
         mut endpoint: Box<dyn Endpoint>,
@@ -188,7 +187,7 @@ impl Driver {
         })
     }
 
-    /// Makes the memory that rounds need now, so that none of them allocates any.
+    /// Reserves now the memory that rounds need, so that no round allocates any.
     pub(crate) fn reserve(&mut self) {
         self.machine.reserve();
         self.operands.reserve(self.machine.plan());
@@ -218,7 +217,7 @@ impl Driver {
         self.fuse = fuse;
     }
 
-    /// Whether a wait of the endpoint was delegated, and goes on.
+    /// Returns whether a wait of the endpoint was delegated and continues.
     pub(crate) fn is_delegated(&self) -> bool {
         self.endpoint.is_delegated()
     }
@@ -227,7 +226,7 @@ impl Driver {
         self.arena.memory()
     }
 
-    /// Carries out what the machine has asked for.
+    /// Carries out the operations that the machine has asked for.
     #[inline]
     pub(crate) fn carry_out(&mut self, now: Time) -> Result<()> {
         while let Some(op) = self.machine.next_op(&mut self.operands) {
@@ -240,16 +239,16 @@ impl Driver {
     /// Works until a segment was moved, or no step is left now.
     pub(crate) fn move_one(&mut self, now: Time) -> Result<()> {
         let before = self.machine.stats().segments;
-        // It is moved when the operations that this takes are carried out.
+        // The segment is moved when the operations that this takes are carried out.
         while self.step(now, Effort::Work)?
             && (self.machine.stats().segments == before || self.machine.peek_op().is_some())
         {}
         Ok(())
     }
 
-    /// Takes one step: an operation, a completion, or a poll of the machine; returns whether there
-    /// was one. Without effort it does not look at the network, which costs as much as all the
-    /// rest: a rank that has just sent something need not look for the answer.
+    /// Takes one step: an operation, a completion, or a poll of the machine. Returns whether there was one. Without
+    /// effort it does not poll the network, which costs as much as everything else: a rank that has just sent something
+    /// need not wait for the answer.
     pub(crate) fn step(&mut self, now: Time, effort: Effort) -> Result<bool> {
         if let Some(op) = self.machine.next_op(&mut self.operands) {
             self.settled = None;
@@ -266,7 +265,7 @@ impl Driver {
         }
         self.poll_runner(effort)?;
         let elsewhere = self.machine.plan().topology.has_elsewhere();
-        // A look at the network is followed by another poll.
+        // A poll of the network is followed by another poll of the machine.
         let settled = elsewhere && effort > Effort::Nothing && self.settled >= Some(effort);
         if !settled && self.poll(now, effort)? {
             return Ok(true);
@@ -275,7 +274,7 @@ impl Driver {
             return Ok(false);
         }
         let completed = self.look(now)?;
-        // The look may have changed cells without a completion.
+        // The poll of the network may have changed cells without a completion.
         Ok(completed || (elsewhere && self.poll(now, effort)?))
     }
 
@@ -289,7 +288,7 @@ impl Driver {
         Ok(progress)
     }
 
-    /// Looks at the network; returns whether there was a completion.
+    /// Polls the network; returns whether there was a completion.
     pub(crate) fn look(&mut self, now: Time) -> Result<bool> {
         let completion = self.endpoint.poll()?;
         if let Some(completion) = completion {
@@ -298,7 +297,7 @@ impl Driver {
         Ok(completion.is_some())
     }
 
-    /// What runs the program in place of the ranks.
+    /// Returns the runner of the program, if one runs it in place of the ranks.
     pub(crate) fn runner(&mut self) -> Option<&mut dyn Runner> {
         match &mut self.runner {
             Some(runner) => Some(&mut **runner),
@@ -306,12 +305,12 @@ impl Driver {
         }
     }
 
-    /// The last round that this collective can run.
+    /// Returns the last round that this collective can run.
     pub(crate) fn last_round(&self) -> u64 {
         self.runner.as_ref().map_or(LAST_ROUND, |runner| runner.last_round().min(LAST_ROUND))
     }
 
-    /// The longest sleep, if no rank wakes a sleeping one.
+    /// Returns the longest sleep, if no rank wakes a sleeping one.
     pub(crate) fn back_off(&self) -> Option<Duration> {
         self.runner.as_ref().map(|_| BACK_OFF)
     }
@@ -324,7 +323,7 @@ impl Driver {
         self.machine.complete(Token::from_code(completion.token), completion.value, now);
     }
 
-    /// Ranks whose arrival for the awaited round was not seen.
+    /// Returns the ranks whose arrival for the awaited round was not seen.
     pub(crate) fn missing(&self) -> RankSet {
         let mut missing = self.machine.missing(&self.control);
         if let (Some(runner), Some((round, _))) = (&self.runner, self.machine.expected()) {
@@ -335,12 +334,12 @@ impl Driver {
         missing
     }
 
-    /// Whether an operation of the next round is in progress on any rank.
+    /// Returns whether an operation of the next round is in progress on any rank.
     pub(crate) fn is_pending(&self) -> bool {
         self.machine.is_pending(&self.control)
     }
 
-    /// Whether a rank may already read what an operation writes, if that is a reduction.
+    /// Returns whether a rank may already read what a reduction writes; true for any other operation.
     pub(crate) fn is_announced(&self, op: &Op) -> bool {
         match *op {
             Op::Program(ProgramOp::Run(task)) => self.machine.is_announced(task, &self.control),
@@ -349,12 +348,12 @@ impl Driver {
         }
     }
 
-    /// Whether the next round has fired and has not landed.
+    /// Returns whether the next round has fired and has not landed.
     pub(crate) fn has_fired(&self) -> bool {
         self.machine.has_fired(&self.control)
     }
 
-    /// Where a cell is, of the control region or behind it.
+    /// Returns the location of a cell of the control region or of the data region after it.
     fn cell_at(&self, host: u32, cell: usize) -> At {
         match cell.checked_sub(self.machine.plan().control_cells()) {
             None => At { region: self.regions.control[host as usize], offset: cell * size_of::<u64>() },
@@ -368,8 +367,8 @@ impl Driver {
 
     fn execute(&mut self, op: Op, now: Time) -> Result<()> {
         match op {
-            // Release: a rank that sees a tag sees the contribution; one that sees a round released
-            // knows that its outcome is not read any more; one that sees the round of a record, the cut.
+            // Release order: a rank that sees a tag sees the contribution; a rank that sees a round released knows that
+            // its outcome is not read any more; a rank that sees the round of a record sees the cut.
             Op::Store { cell, value } => self.control.announce(cell, value),
             Op::Raise { cell, value } => {
                 Fuse::pass(&mut self.fuse, Crash::BetweenSignals);
@@ -418,7 +417,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Where data comes from on the own host, where it goes to, and its bytes.
+    /// Returns the source of data on this host, its target, and the number of bytes.
     fn ends_of(&self, data: PutData, host: u32) -> (At, At, usize) {
         let own = self.machine.plan().host();
         match data {
@@ -439,8 +438,8 @@ impl Driver {
         let plan = self.machine.plan();
         let posted = match self.zeros.filter(|_| host != plan.host()) {
             None => {
-                // Visible to all ranks that learn of this round's end from the record, which is
-                // stored with release order after this.
+                // Visible to all ranks that learn of this round's end from the record, which is stored with release
+                // order after this.
                 self.control.clear(cells);
                 Posted::Done(0)
             }

@@ -1,4 +1,4 @@
-//! Carries a rank's arrivals through: the driver, and how a wait for it continues.
+//! Completes a rank's arrivals: the driver, and how a wait for it proceeds.
 #![forbid(unsafe_code)]
 
 use std::ops::{Range, RangeInclusive};
@@ -20,7 +20,7 @@ use crate::time::Time;
 #[derive(Debug)]
 pub(crate) struct Engine {
     driver: Driver,
-    /// What it works towards.
+    /// The goal that it works towards.
     goal: Goal,
     /// Polls also search for work that others left, until none is left.
     searches: bool,
@@ -34,7 +34,7 @@ impl Engine {
         Engine { driver, goal: Goal::Outcome, searches: false, closed: None, following: None }
     }
 
-    /// The same, leading others or led by one.
+    /// Sets the collectives that this engine leads, or the one that leads it.
     pub(crate) fn with_following(mut self, following: Option<Following>) -> Self {
         self.following = following.map(Box::new);
         self
@@ -59,14 +59,14 @@ impl Engine {
         let machine = self.machine();
         match goal {
             Goal::Outcome => self.is_complete(),
-            // Of a rank that others need, no arrival is the last.
+            // If others need a rank, its work does not end with an arrival.
             Goal::Arrival => (self.is_complete() || !machine.has_arrival()) && !machine.serves(),
             Goal::Left => machine.is_finished(),
             Goal::Gone => machine.has_gone(),
         }
     }
 
-    /// Tells others which cuts are known here, or learns of theirs.
+    /// Gives the followers the cuts that this rank knows, or takes those of the leader.
     #[inline]
     fn pass_cuts(&mut self) {
         if let Some(following) = &mut self.following {
@@ -74,13 +74,13 @@ impl Engine {
         }
     }
 
-    /// Forgets when this rank closed a round: it was busy with something else, so that time is no measure.
+    /// Forgets when this rank closed a round: the rank was busy with something else, so the time is not a measure.
     fn forget_time(&mut self) {
         self.machine_mut().measured(None);
         self.closed = None;
     }
 
-    /// Takes one step, with so much effort; returns whether there was one.
+    /// Takes one step, with this effort; returns whether there was one.
     ///
     /// # Errors
     /// An operation that failed.
@@ -91,7 +91,7 @@ impl Engine {
         stepped
     }
 
-    /// Takes one step, unless the caller can have its outcome without; returns whether there was one.
+    /// Takes one step, unless the caller can have its outcome without it; returns whether there was one.
     ///
     /// # Errors
     /// An operation that failed.
@@ -110,9 +110,9 @@ impl Engine {
         }
     }
 
-    /// Whether the outcome is there, what was decided here is carried out, and there is no network: then a look around
-    /// brings nothing that any rank waits for. Collectives that share their cuts look all the same: what one of them
-    /// learns, the others wait for.
+    /// Returns whether the outcome is there, all operations are carried out, and there is no network: then polling
+    /// again cannot help any rank. Collectives that share cuts poll anyway, because the others wait for what one of
+    /// them learns.
     #[inline]
     fn has_all_without_polling(&self) -> bool {
         let machine = self.machine();
@@ -120,17 +120,17 @@ impl Engine {
         alone && machine.peek_op().is_none() && machine.is_ready()
     }
 
-    /// All state that changes, except memory and times.
+    /// Returns all state that changes, except memory and times.
     pub(crate) fn save(&self) -> (Machine, bool) {
         (self.machine().clone(), self.searches)
     }
 
-    /// Whether it searches.
+    /// Returns whether polls search for work that others left.
     pub(crate) fn searches(&self) -> bool {
         self.searches
     }
 
-    /// Restores what `save` returned.
+    /// Restores the state that `save` returned.
     pub(crate) fn restore(&mut self, machine: &Machine, searches: bool) {
         self.machine_mut().clone_from(machine);
         self.searches = searches;
@@ -165,7 +165,7 @@ impl Protocol for Engine {
         Buffer { number, at: plan.contribution(plan.me, number) }
     }
 
-    /// The duration of a round that was closed before can no longer be known.
+    /// Begins an arrival. The duration of a round that was closed before can no longer be known.
     #[inline]
     fn arrive(&mut self, now: Time, weight: u16, unfilled: bool) {
         let start = if unfilled { Machine::arrive_unfilled } else { Machine::arrive };
@@ -187,7 +187,7 @@ impl Protocol for Engine {
     fn filled(&mut self) {
         // The others must not have to wait until this rank returns to the library.
         self.machine_mut().count_segments();
-        // What this rank closed meanwhile took as long as its copy, so it is no measure of a round.
+        // A round that this rank closed meanwhile took as long as its copy, so the time is not a measure of a round.
         self.forget_time();
     }
 
@@ -230,8 +230,8 @@ impl Protocol for Engine {
         active
     }
 
-    /// Of each active rank such a round has all. In a full round, a rank that has only a carried contribution has waited for
-    /// the round with it.
+    /// Returns true if the round has a contribution of each active rank. In a full round, a rank with only a carried
+    /// contribution has waited for the round with it.
     fn carries_nothing(&self, round: u64, cut: &Cut, active: &RankSet) -> bool {
         self.machine().plan().is_full(round) || active.iter().all(|rank| cut.holds(rank, Part::Fresh))
     }
@@ -285,8 +285,8 @@ impl Protocol for Engine {
 
 impl Shared for Engine {
     fn left_undone(&mut self) -> Option<&mut Self> {
-        // Once the outcome is there, the caller may stay away for long, and so would a claim of its helper thread. What
-        // was decided before is carried out all the same: other ranks may wait for it.
+        // Once the outcome is there, the caller may stay away for long, and so would a claim of its helper thread.
+        // Decided operations are carried out anyway, because other ranks may wait for them.
         let machine = self.machine();
         let decided = machine.peek_op().is_some() || machine.plan().fault(Fault::HelpUnasked);
         let needed = decided || !self.has_reached(Goal::Arrival);
@@ -321,7 +321,7 @@ impl Work for Engine {
         }
         let effort = if self.searches { Effort::Search } else { Effort::Work };
         if self.step(now, effort)? {
-            // The outcome is there: a look at a network could only cost time. A rank that leaves still has to poll: a
+            // The outcome is there, so polling a network could only cost time. A rank that leaves still has to poll: a
             // completion that frees it may also free something that others wait for, such as its share of a round.
             let outcome = matches!(self.goal, Goal::Outcome | Goal::Arrival);
             if !outcome || self.machine().peek_op().is_some() || !self.has_reached(self.goal) {
@@ -334,8 +334,8 @@ impl Work for Engine {
         Ok(if self.has_reached(self.goal) { Polled::Ready } else { Polled::Idle })
     }
 
-    /// Only rounds that this rank closes from here on are timed. For one that it closed when it
-    /// last left the library, the time would include its absence.
+    /// Only rounds that this rank closes from now on are timed. For a round that it closed when it last left the
+    /// library, the time would include its absence.
     fn begin(&mut self) {
         self.forget_time();
     }
@@ -447,7 +447,7 @@ mod tests {
         })
     }
 
-    /// All ranks of a world in this process; rank 0 takes `others` for the processes of the other ranks.
+    /// Returns all ranks of a world in this process; rank 0 takes `others` for the processes of the other ranks.
     fn world(others: &[Child]) -> Vec<Arc<ShmFabric>> {
         let memory = ShmFabric::create(RANKS).unwrap();
         let unwatched = vec![None; RANKS as usize];
@@ -481,7 +481,7 @@ mod tests {
         driver.machine_mut().arrive(0, 1);
     }
 
-    /// Continues until an operation is claimed, and no further: like a process that is killed then.
+    /// Continues until an operation is claimed, and no further, like a process that is killed then.
     fn claim(driver: &mut Driver) {
         let is_claim = |op: &Op| matches!(op, Op::Atomic { token: Token::Swap, .. });
         loop {
@@ -493,7 +493,7 @@ mod tests {
         }
     }
 
-    /// Each of two dead ranks holds an operation without which a round that has fired cannot land.
+    /// Each of two dead ranks holds an operation without which a fired round cannot land.
     #[test]
     fn a_round_that_had_fired_outlives_two_deaths() {
         let sleeper = || Command::new("sleep").arg("600").spawn().unwrap();

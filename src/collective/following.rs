@@ -1,8 +1,8 @@
-//! Collectives that share their cuts. The rule of the one that *leads* makes them. The others *follow*: each is given the
-//! cuts that its rank learns of, and runs the rounds with these (`core/agreement/given.rs`).
+//! Collectives that share their cuts. The rule of the collective that *leads* makes the cuts. The others *follow*: each
+//! is given the cuts that its rank learns, and runs the rounds with these (`core/agreement/given.rs`).
 //!
-//! A rank's leader and its followers are in one process, and each may be in the hands of the caller or of the helper thread.
-//! So what a follower is told lies in an inbox, which is emptied by the thread that works for the follower next.
+//! A rank's leader and its followers are in one process, and the caller or the helper thread may be using each of them.
+//! So news for a follower goes into an inbox, and the next thread that works for the follower empties it.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -12,19 +12,20 @@ use parking_lot::Mutex;
 
 use super::core::{Cut, Machine};
 
-/// What a follower was told and does not know yet.
+/// Cuts and ends that were sent to a follower and that its machine does not know yet.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
-    /// Set after something was put in, and reset before all of it is taken out: never false while something is in.
+    /// Set after something was put in, and reset before all of it is taken out. It is never false while the inbox holds
+    /// something.
     has_news: AtomicBool,
     news: Mutex<News>,
 }
 
 #[derive(Debug, Default)]
 struct News {
-    /// Cuts, round after round.
+    /// Cuts of consecutive rounds.
     cuts: Vec<Cut>,
-    /// The last round that is to be returned for each arrival.
+    /// The last round to be returned for each arrival.
     ends: Vec<u64>,
 }
 
@@ -34,7 +35,7 @@ impl Inbox {
         self.has_news.store(true, Ordering::Release);
     }
 
-    /// The last round that is to be returned for the next arrival for which this was not told yet.
+    /// Adds the last round to be returned for an arrival: the next one for which none was added yet.
     pub(crate) fn tell_end(&self, round: u64) {
         self.news.lock().ends.push(round);
         self.has_news.store(true, Ordering::Release);
@@ -49,19 +50,19 @@ impl Inbox {
     }
 }
 
-/// What a collective has to do with the cuts of others.
+/// How a collective shares its cuts with others.
 #[derive(Debug)]
 pub(crate) enum Following {
     Leads {
         followers: Vec<Arc<Inbox>>,
-        /// The cuts that a recording has not got, if there is one.
+        /// The cuts that a recording has not taken yet, if there is one.
         recorded: Option<Vec<Cut>>,
     },
     Follows(Arc<Inbox>),
 }
 
 impl Following {
-    /// Leads these.
+    /// Returns the role of a leader of these followers.
     pub(crate) fn leading(followers: Vec<Arc<Inbox>>) -> Self {
         Following::Leads { followers, recorded: None }
     }
@@ -70,7 +71,7 @@ impl Following {
         matches!(self, Following::Follows(_))
     }
 
-    /// Tells the machine that has not begun. `records`: a recording asks for its cuts.
+    /// Prepares a machine that has not begun. `records`: a recording asks for its cuts.
     pub(crate) fn instruct(&mut self, machine: &mut Machine, records: bool) {
         if let Following::Leads { recorded, .. } = self {
             *recorded = records.then(Vec::new);
@@ -78,7 +79,7 @@ impl Following {
         }
     }
 
-    /// Passes cuts on: a leader's to its followers, a follower's from its inbox to its machine.
+    /// Passes cuts on: from a leader to its followers, or from a follower's inbox to its machine.
     pub(crate) fn pass(&mut self, machine: &mut Machine) {
         match self {
             Following::Leads { followers, recorded } => {
@@ -91,7 +92,7 @@ impl Following {
         }
     }
 
-    /// The cuts for a recording, since this was asked last.
+    /// Returns the cuts for a recording since the last call.
     pub(crate) fn recorded(&mut self) -> Vec<Cut> {
         match self {
             Following::Leads { recorded: Some(recorded), .. } => std::mem::take(recorded),
@@ -99,7 +100,7 @@ impl Following {
         }
     }
 
-    /// Whether a follower was told something that its machine does not know.
+    /// Returns whether a follower's inbox holds something that its machine does not know.
     pub(crate) fn has_news(&self) -> bool {
         matches!(self, Following::Follows(inbox) if inbox.has_news.load(Ordering::Acquire))
     }

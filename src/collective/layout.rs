@@ -1,4 +1,4 @@
-//! What lies where in the memory of a collective, for people.
+//! A map of a collective's memory, for people.
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
@@ -15,14 +15,14 @@ use crate::topology::Topology;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LayoutOf {
     pub(crate) ranks: u32,
-    /// Ranks of a host.
+    /// The number of ranks on a host.
     pub(crate) per_host: u32,
     pub(crate) fire: Fire,
     pub(crate) bytes: usize,
     pub(crate) depth: u32,
     /// Whether a program moves the data.
     pub(crate) tree: bool,
-    /// Where ranks have models: which of them average.
+    /// Where ranks have models: the groups that average.
     pub(crate) memory: Option<Group>,
 }
 

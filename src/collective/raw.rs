@@ -27,20 +27,20 @@ pub(crate) struct Raw<P: Protocol> {
     executor: Executor,
     memory: HostMemory,
     waiter: Waiter,
-    /// How many handles the caller has of each round that it holds, by slot.
+    /// The number of handles that the caller has of each round that it holds, by slot.
     handles: Vec<Cell<u32>>,
     finished: bool,
-    /// What is recorded or replayed, if anything.
+    /// The recording or replay, if there is one.
     tape: Option<Box<Tape>>,
     /// The last deadline that passed, to be reported if this rank gives up.
     last_timeout: Option<String>,
-    /// Dropped after the lease: a rank may leave with its last handle of the world, and must have
-    /// closed its endpoint then.
+    /// Dropped after the lease: a rank may leave with its last handle of the world, and must have closed its endpoint
+    /// then.
     world: World,
 }
 
 impl<P: Protocol> Raw<P> {
-    /// A handle of the engine, whose contributions and outcomes lie in `memory`.
+    /// Returns a handle of the engine, whose contributions and outcomes lie in `memory`.
     ///
     /// # Errors
     /// The helper thread cannot be started.
@@ -61,7 +61,7 @@ impl<P: Protocol> Raw<P> {
             }
         };
         if serves {
-            // Others may need this rank before it calls for the first time.
+            // Other ranks may need this rank before it calls for the first time.
             lease.leave_work();
         }
         let handles = (0..session.facts().slots).map(|_| Cell::new(0)).collect();
@@ -90,7 +90,7 @@ impl<P: Protocol> Raw<P> {
         self.world.check_process(operation)
     }
 
-    /// Checks that the world can be used: what has failed stays failed.
+    /// Checks that the world can be used: a failure is permanent.
     #[inline]
     fn check(&self, operation: &'static str) -> Result<()> {
         self.check_process(operation)?;
@@ -105,17 +105,17 @@ impl<P: Protocol> Raw<P> {
         self.lease.take().stats()
     }
 
-    /// The ranks whose contributions the outcome of a held round can have.
+    /// Returns the ranks whose contributions the outcome of a held round can contain.
     pub(super) fn members(&self, round: u64) -> RankSet {
         self.lease.take().members(round, self.session.active_in(round))
     }
 
-    /// Whether nothing that any rank contributed for a held round or before enters a later one.
+    /// Returns whether no contribution of any rank for a held round or earlier enters a later one.
     pub(super) fn carries_nothing(&self, round: u64) -> bool {
         self.lease.take().carries_nothing(round, self.session.cut(round), &self.session.active_in(round))
     }
 
-    /// Whether all ranks are active after a held round.
+    /// Returns whether all ranks are active after a held round.
     pub(super) fn has_all_ranks(&self, round: u64) -> bool {
         let (active, cut) = (self.session.active_in(round), self.session.cut(round));
         active.len() == self.session.facts().ranks && cut.leaving().next().is_none()
@@ -130,8 +130,8 @@ impl<P: Protocol> Raw<P> {
         self.waiter.check_peers_if_due(operation, now)
     }
 
-    /// Hands in the next contribution, and then has it copied, a range of its bytes at a time:
-    /// `copy` gets the offset in memory and the range.
+    /// Hands in the next contribution, and then copies it, a range of its bytes at a time: `copy` gets the offset in
+    /// memory and the range.
     pub(super) fn arrive_with(&mut self, copy: impl Fn(&mut HostMemory, usize, Range<usize>)) -> Result<()> {
         let (operation, pieces, buffer) = ("arrive_with", self.session.facts().pieces, self.session.buffer());
         let (at, bytes) = self.session.contribution();
@@ -181,7 +181,7 @@ impl<P: Protocol> Raw<P> {
         Ok(now)
     }
 
-    /// A descriptor that is readable while an outcome can be taken, or a failure.
+    /// Returns a descriptor that is readable while an outcome or a failure can be taken.
     pub(super) fn completion(&self) -> Result<BorrowedFd<'_>> {
         let operation = "completion";
         self.check(operation)?;
@@ -192,13 +192,13 @@ impl<P: Protocol> Raw<P> {
         let needs = "no thread works for this rank while it waits for the descriptor; build with executor=thread";
         let notice = made.ok_or_else(|| self.session.usage(operation, needs))?;
         if self.session.is_outstanding() {
-            // The thread may have ended its work for it before.
+            // The thread may have ended its work for the arrival before.
             notice.raise();
         }
         Ok(notice.as_fd())
     }
 
-    /// Runs what an arrival triggers, as far as the caller of `arrive` has to.
+    /// Runs the work that an arrival triggers, as far as the caller of `arrive` has to.
     #[inline]
     fn set_off(&self, arrived: Time) -> Result<()> {
         let mut engine = self.lease.take();
@@ -211,7 +211,7 @@ impl<P: Protocol> Raw<P> {
         Ok(())
     }
 
-    /// The caller returns to the application; a helper thread continues if work is left.
+    /// Returns the engine when the caller returns to the application. A helper thread continues if work is left.
     #[inline]
     fn go_away(&self, mut engine: InUse<'_, P>) {
         if !self.lease.is_shared() {
@@ -226,7 +226,8 @@ impl<P: Protocol> Raw<P> {
         }
     }
 
-    /// The caller has what it waited for; a helper thread continues if other ranks need this one all the same.
+    /// Returns the engine when the caller has its result. A helper thread continues if other ranks need this one
+    /// anyway.
     #[inline]
     fn continue_serving(&self, engine: InUse<'_, P>) {
         if self.lease.is_shared() && engine.serves() {
@@ -234,7 +235,7 @@ impl<P: Protocol> Raw<P> {
         }
     }
 
-    /// The time, if the machine uses it.
+    /// Returns the time, if the machine uses it.
     #[inline]
     fn now(&self, engine: &P) -> Time {
         self.waiter.clock().now_if(engine.needs_time())
@@ -257,7 +258,7 @@ impl<P: Protocol> Raw<P> {
         Ok(rounds)
     }
 
-    /// What a descriptor has announced is looked at from here on.
+    /// Resets the descriptor: the caller handles from now on what it has announced.
     #[inline]
     fn lower_notice(&self) {
         if let Some(notice) = self.lease.notice() {
@@ -265,7 +266,7 @@ impl<P: Protocol> Raw<P> {
         }
     }
 
-    /// Records what was taken, if it is to be recorded.
+    /// Records the taken rounds, if the run is recorded.
     #[inline]
     fn took(&mut self, rounds: &RangeInclusive<u64>) {
         self.lower_notice();
@@ -298,8 +299,8 @@ impl<P: Protocol> Raw<P> {
         Ok(None)
     }
 
-    /// Leaves in good order, as far as the next outcomes, which the caller releases before it calls again; nothing when
-    /// this rank has left.
+    /// Leaves in good order, as far as the next outcomes. The caller releases them before it calls again. Returns
+    /// `None` when this rank has left.
     pub(super) fn leave(&mut self, deadline: Deadline) -> Result<Option<RangeInclusive<u64>>> {
         let (operation, deadline) = ("finish", Deadline::from(deadline.instant()));
         self.check_process(operation)?;
@@ -320,7 +321,7 @@ impl<P: Protocol> Raw<P> {
             self.session.leave(&mut *engine, now);
         }
         if self.session.goal() == Goal::Outcome {
-            // A recording has these rounds at its end.
+            // A recording ends with these rounds.
             let rounds = self.reach(operation, deadline, Session::take)?;
             self.lower_notice();
             if !rounds.is_empty() {
@@ -337,8 +338,8 @@ impl<P: Protocol> Raw<P> {
         tape.left(self.world.rank(), operation, &cuts).map(|()| None)
     }
 
-    /// Where a runner ran the rounds: triggers the operations that are still queued, for rounds that no rank wants
-    /// any more. They write to the memory of other ranks, which must not read it then, and must not have left.
+    /// Where a runner ran the rounds: triggers the operations that are still queued, for rounds that no rank needs any
+    /// more. They write to the memory of other ranks, which must not read it then, and must not have left.
     fn part(&mut self) -> Result<()> {
         if self.lease.take().runner().is_none() {
             return Ok(());
@@ -355,7 +356,7 @@ impl<P: Protocol> Raw<P> {
         fabric.exchange(operation, &[], until).map(drop)
     }
 
-    /// Does what there is to do for the last arrival now, as a thread would.
+    /// Does all pending work for the last arrival now, as a thread would.
     pub(super) fn tend(&mut self, operation: &'static str) -> Result<()> {
         let now = self.waiter.clock().now();
         let mut engine = self.lease.take();
@@ -363,7 +364,7 @@ impl<P: Protocol> Raw<P> {
         self.waiter.explain(operation, done)
     }
 
-    /// Whether the outcome of the last arrival is there. Does no work for it.
+    /// Returns whether the outcome of the last arrival is there. Does no work for it.
     pub(super) fn is_complete(&self) -> Result<bool> {
         self.check("is_complete")?;
         let mut engine = self.lease.take();
@@ -372,7 +373,7 @@ impl<P: Protocol> Raw<P> {
         Ok(engine.is_complete())
     }
 
-    /// The caller holds one more handle of these rounds.
+    /// Notes that the caller holds one more handle of these rounds.
     #[inline]
     pub(super) fn hold(&self, rounds: RangeInclusive<u64>) {
         for round in rounds {
@@ -381,7 +382,7 @@ impl<P: Protocol> Raw<P> {
         }
     }
 
-    /// The caller has dropped a handle of these rounds. Those that it holds no more are released, oldest first.
+    /// Notes that the caller has dropped a handle of these rounds. Rounds without a handle are released, oldest first.
     #[inline]
     pub(super) fn drop_held(&self, rounds: RangeInclusive<u64>) {
         for round in rounds {
@@ -410,7 +411,8 @@ impl<P: Protocol> Raw<P> {
         let _ = engine.drive(now, Effort::Nothing);
     }
 
-    /// Releases what was taken. A caller with `&mut self` has no borrow of an outcome, even if it forgot to drop a handle.
+    /// Releases the taken outcomes. A caller with `&mut self` has no borrow of an outcome, even if it forgot to drop a
+    /// handle.
     #[inline]
     pub(super) fn settle(&mut self) {
         if self.session.holds() {
@@ -418,7 +420,7 @@ impl<P: Protocol> Raw<P> {
         }
     }
 
-    /// The same, up to a round.
+    /// Releases the taken outcomes up to a round.
     pub(super) fn release(&mut self, newest: u64) {
         let held = self.session.held();
         let newest = newest.min(*held.end());
@@ -439,13 +441,13 @@ impl<P: Protocol> Raw<P> {
         self.lease.claim_work();
         let mut engine = self.lease.take();
         let done = self.waiter.block(engine.towards(self.session.goal()), operation, deadline);
-        // The helper thread must not get the engine in between: with a claim of its own, nothing would be ready.
+        // The helper thread must not get the engine in between: its own claim could leave nothing ready.
         let done = done.map(|()| then(&mut self.session, &mut engine));
         self.continue_serving(engine);
         self.explain(operation, done)
     }
 
-    /// After a wait that the caller can make again, the helper thread continues.
+    /// Adds context to an error. After a wait that the caller can repeat, the helper thread continues.
     fn explain<R>(&mut self, operation: &'static str, done: Result<R>) -> Result<R> {
         let done = self.waiter.explain(operation, done);
         if let Err(error @ (Error::Timeout { .. } | Error::Interrupted { .. })) = &done {

@@ -1,4 +1,4 @@
-//! The memory of a collective: made by the leader of each host, and named by all ranks.
+//! The memory of a collective: the leader of each host makes it, and all ranks refer to it.
 #![forbid(unsafe_code)]
 
 use super::choices::digest;
@@ -9,8 +9,8 @@ use crate::fabric::{Access, Endpoint, HostMemory, Key, Region};
 use crate::rule::AgreementBy;
 use crate::topology::Topology;
 
-/// The leader of a host makes its memory and returns the keys of its control and data regions; others return none. If all
-/// ranks begin with the same model, it is in the registers of the host then.
+/// Makes the memory of a host, if this rank is its leader, and returns the keys of its control and data regions; other
+/// ranks return no keys. If all ranks begin with the same model, the host's registers then contain it.
 pub(super) fn make_regions(endpoint: &mut dyn Endpoint, plan: &Plan, initial: Option<&[u8]>) -> Result<Vec<Key>> {
     if plan.topology.leader(plan.host()) != plan.me {
         return Ok(Vec::new());
@@ -25,8 +25,8 @@ pub(super) fn make_regions(endpoint: &mut dyn Endpoint, plan: &Plan, initial: Op
     make_memory(endpoint, Regions::CONTROL, sizes, initial.map(|model| (model, models)))
 }
 
-/// Makes the control region of a plan, with what peers may do with it, and its data region. Copies a
-/// model to places in the data.
+/// Makes the control region of a plan, with the access that peers have to it, and its data region. Copies a model to
+/// offsets in the data.
 pub(super) fn make_memory(
     endpoint: &mut dyn Endpoint,
     control: Access,
@@ -41,32 +41,32 @@ pub(super) fn make_memory(
     Ok(vec![endpoint.key(control), endpoint.key(data)])
 }
 
-/// Copies a model to places in the data of the own host, which no rank reads yet.
+/// Copies a model to offsets in the data of this host, which no rank reads yet.
 pub(super) fn write_model(memory: &mut HostMemory, model: &[u8], places: impl Iterator<Item = usize>) {
     places.for_each(|at| memory.contribution(at, model.len()).copy_from_slice(model));
 }
 
-/// What a rank tells all others: that it has made its memory, a number drawn at random, and the keys if it has some.
+/// Encodes a rank's message to all others: that it has made its memory, a random number, and its keys if it has some.
 pub(super) fn encode_keys(number: [u8; 8], keys: &[Key]) -> Vec<u8> {
     let keys = keys.iter().flat_map(|key| key.encode());
     b"ok".iter().copied().chain(number).chain(keys).collect()
 }
 
-/// The number that tells a collective apart from others, which all ranks have drawn together: from the answers of all.
+/// Returns the number that identifies a collective, which all ranks have drawn together, from the answers of all ranks.
 pub(super) fn decode_run(everybody: &[Vec<u8>]) -> u64 {
     let drawn =
         |answer: &Vec<u8>| answer.get(2..10).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
     digest(everybody.iter().map(drawn))
 }
 
-/// The keys after "ok" and the number: of the control region, then of the data region.
+/// Decodes the keys after "ok" and the number: of the control region, then of the data region.
 pub(crate) fn decode_keys(answer: &[u8]) -> Option<[Key; 2]> {
     let (_, keys) = answer.strip_prefix(b"ok")?.split_at_checked(8)?;
     let (control, data) = keys.split_at_checked(Key::BYTES)?;
     Some([Key::decode(control)?, Key::decode(data)?])
 }
 
-/// Names the regions of all hosts, by the answers of all ranks, which were checked.
+/// Imports the regions of all hosts from the answers of all ranks, which were checked.
 pub(super) fn import_regions(
     rank: u32,
     operation: &'static str,
@@ -90,7 +90,7 @@ pub(super) fn import_regions(
     Ok(Regions { control: controls.into(), data: datas.into() })
 }
 
-/// An error of any rank is an error of all.
+/// Returns an error on every rank if any rank has failed.
 pub(super) fn check_answers(rank: u32, operation: &'static str, everybody: &[Vec<u8>]) -> Result<()> {
     for (peer, answer) in everybody.iter().enumerate() {
         if !answer.starts_with(b"ok") {

@@ -1,8 +1,9 @@
-//! The life of a collective as its caller sees it: what it handed in, what it took and holds, and how it ends.
+//! The life of a collective as its caller sees it: the contributions that it handed in, the outcomes that it took and
+//! holds, and how the collective ends.
 //!
 //! A session never waits. Its caller works towards [`Session::goal`] with the engine, under any executor, and then
-//! takes what is there. Neither of them reads a clock: the simulator drives them as the executors do. Any [`Protocol`] can
-//! be the engine.
+//! takes the outcomes. Neither of them reads a clock: the simulator drives them as the executors do. Any [`Protocol`]
+//! can be the engine.
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -16,25 +17,25 @@ use crate::fault::Fault;
 use crate::rank_set::RankSet;
 use crate::time::Time;
 
-/// How far a rank has left.
+/// How far a rank has come with leaving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Leaving {
-    /// It has not begun to.
+    /// The rank has not begun to leave.
     No,
-    /// Its last arrival is handed in.
+    /// The rank's last arrival is handed in.
     HandedIn,
-    /// The round of its last arrival has fired without it: it is to be handed in again.
+    /// The round of its last arrival has fired without it: the caller must hand it in again.
     Missed,
-    /// The last arrival is in a round, whose outcome the caller has.
+    /// The last arrival is in a round, and the caller has the outcome of that round.
     Entered,
     /// This rank has released everything.
     LetGo,
-    /// All ranks know that.
+    /// All ranks know that this rank has released everything.
     Gone,
 }
 
-/// The state behind a caller's calls. The state of the work is in the engine, which a helper
-/// thread may use in between.
+/// The state behind a caller's calls. The state of the work is in the engine, which a helper thread may use between
+/// calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
     facts: Facts,
@@ -47,18 +48,18 @@ pub(crate) struct Session {
     taken: u64,
     /// The buffer of the next contribution.
     buffer: Buffer,
-    /// The caller may have begun to write it.
+    /// Whether the caller may have begun to write it.
     begun: bool,
     /// The weight of the next contribution.
     weight: u16,
-    /// An arrival whose outcome was not taken.
+    /// Whether there is an arrival whose outcome was not taken.
     outstanding: bool,
     leaving: Leaving,
     /// Newest round that was released.
     released: Cell<u64>,
     /// Newest round in which each rank was fresh, up to `released`.
     last_fresh: RefCell<Vec<u64>>,
-    /// Ranks that are active after it.
+    /// Ranks that are active after round `released`.
     active: RefCell<RankSet>,
 }
 
@@ -82,36 +83,36 @@ impl Session {
         }
     }
 
-    /// Makes the memory that rounds need now.
+    /// Reserves now the memory that rounds need.
     pub(crate) fn reserve(&mut self) {
         self.cuts.iter_mut().for_each(Cut::reserve);
     }
 
-    /// What does not change.
+    /// Returns the facts that do not change.
     #[inline]
     pub(crate) fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// Offset and bytes of the next contribution, which the caller begins to write.
+    /// Returns the offset and bytes of the next contribution, which the caller begins to write.
     #[inline]
     pub(crate) fn begin(&mut self) -> (usize, usize) {
         self.begun = true;
         self.contribution()
     }
 
-    /// Offset and bytes of the next contribution.
+    /// Returns the offset and bytes of the next contribution.
     #[inline]
     pub(crate) fn contribution(&self) -> (usize, usize) {
         (self.buffer.at, self.facts.bytes)
     }
 
-    /// The buffer of the next contribution.
+    /// Returns the number of the next contribution's buffer.
     pub(crate) fn buffer(&self) -> u32 {
         self.buffer.number
     }
 
-    /// Whether the caller may have begun to write the next contribution.
+    /// Returns whether the caller may have begun to write the next contribution.
     pub(crate) fn has_begun(&self) -> bool {
         self.begun
     }
@@ -132,7 +133,7 @@ impl Session {
         }
     }
 
-    /// What the caller waits for.
+    /// Returns what the caller waits for.
     #[inline]
     pub(crate) fn goal(&self) -> Goal {
         match self.leaving {
@@ -142,7 +143,7 @@ impl Session {
         }
     }
 
-    /// Takes the outcomes. There are some: the goal was reached, and no helper thread had the engine since.
+    /// Takes the outcomes. There are some: the goal was reached, and no helper thread has used the engine since.
     #[inline]
     pub(crate) fn take(&mut self, engine: &mut impl Protocol) -> RangeInclusive<u64> {
         let begun = self.begun && !self.facts.fault(Fault::ForgetBegun);
@@ -157,13 +158,13 @@ impl Session {
         rounds
     }
 
-    /// Whether the caller, which returns to the application, leaves work to a helper thread.
+    /// Returns whether the caller, which returns to the application, leaves work to a helper thread.
     #[inline]
     pub(crate) fn leaves_work(&self, engine: &mut impl Protocol) -> bool {
         engine.left_undone().is_some() && !self.facts.fault(Fault::ForgetThread)
     }
 
-    /// Whether the last arrival is to be handed in, once the caller has released what it has.
+    /// Returns whether the caller must hand in the last arrival, once it has released its outcomes.
     pub(crate) fn is_to_leave(&self) -> bool {
         matches!(self.leaving, Leaving::No | Leaving::Missed)
     }
@@ -174,13 +175,14 @@ impl Session {
         self.leaving = Leaving::HandedIn;
     }
 
-    /// The goal of a leaving rank is reached: sets the next one.
+    /// Sets the next goal of a leaving rank, which has reached its goal.
     pub(crate) fn go_on_leaving(&mut self, engine: &mut impl Protocol) {
         match self.leaving {
             Leaving::No | Leaving::HandedIn | Leaving::Missed => {}
             Leaving::Entered => {
                 engine.let_go();
-                // If an operation failed after this rank has left, others would wait, and no rank could say why.
+                // If an operation failed after this rank has left, others would wait, and no rank could report the
+                // reason.
                 self.leaving = Leaving::LetGo;
             }
             Leaving::LetGo | Leaving::Gone => self.leaving = Leaving::Gone,
@@ -196,23 +198,23 @@ impl Session {
         self.leaving != Leaving::No
     }
 
-    /// Whether a leaving rank has nothing left to do.
+    /// Returns whether a leaving rank has nothing left to do.
     pub(crate) fn is_gone(&self) -> bool {
         self.leaving == Leaving::Gone
     }
 
-    /// Whether round numbers are left. A late contribution may be carried a whole ring further, and
-    /// a rank that leaves needs a round.
+    /// Returns whether round numbers are left. A late contribution may be carried a whole ring further, and a rank that
+    /// leaves needs a round.
     pub(crate) fn has_rounds_left(&self) -> bool {
         self.taken < self.facts.last_round.saturating_sub(1 << 20)
     }
 
-    /// The cut of a held round.
+    /// Returns the cut of a held round.
     pub(crate) fn cut(&self, round: u64) -> &Cut {
         &self.cuts[self.facts.slot(round)]
     }
 
-    /// The ranks that were active in a held round.
+    /// Returns the ranks that were active in a held round.
     pub(crate) fn active_in(&self, round: u64) -> RankSet {
         let mut active = self.active.borrow().clone();
         for before in self.oldest_held()..round {
@@ -221,13 +223,13 @@ impl Session {
         active
     }
 
-    /// Offset and bytes of a held round's outcome.
+    /// Returns the offset and bytes of a held round's outcome.
     pub(crate) fn place(&self, round: u64) -> (usize, usize) {
         debug_assert!(self.held().contains(&round), "G2: an outcome is lent from its landing to its release");
         (self.places[self.facts.slot(round)], self.facts.bytes)
     }
 
-    /// The rounds that the caller holds.
+    /// Returns the rounds that the caller holds.
     pub(crate) fn held(&self) -> RangeInclusive<u64> {
         self.oldest_held()..=self.taken
     }
@@ -236,24 +238,24 @@ impl Session {
         self.first.max(self.released.get() + 1)
     }
 
-    /// The newest released round in which a rank was fresh; 0 if there is none.
+    /// Returns the newest released round in which a rank was fresh; 0 if there is none.
     pub(crate) fn last_fresh(&self, rank: u32) -> u64 {
         self.last_fresh.borrow().get(rank as usize).copied().unwrap_or(0)
     }
 
-    /// Whether something is held that can be released.
+    /// Returns whether the caller holds a round that can be released.
     #[inline]
     pub(crate) fn holds(&self) -> bool {
         self.released.get() < self.taken
     }
 
-    /// Hashes what its next steps depend on. They do not change what the caller holds.
+    /// Hashes the state that the session's next steps depend on. They do not change what the caller holds.
     pub(crate) fn fingerprint(&self, state: &mut impl Hasher) {
         let Session { taken, buffer, begun, weight, outstanding, leaving, released, .. } = self;
         (taken, buffer, begun, weight, outstanding, leaving, released.get()).hash(state);
     }
 
-    /// The caller releases what it holds, up to a round.
+    /// Releases the rounds that the caller holds, up to a round.
     #[inline]
     pub(crate) fn release(&self, engine: &mut impl Protocol, newest: u64) {
         debug_assert!(newest <= self.taken);
@@ -272,7 +274,7 @@ impl Session {
         engine.release(newest);
     }
 
-    /// Checks that there may be another arrival.
+    /// Checks that the caller may make another arrival.
     pub(crate) fn check_free(&self, operation: &'static str) -> Result<()> {
         self.check_present(operation)?;
         let problem = "the outcome of the last arrival was not taken; call wait or try_wait first";

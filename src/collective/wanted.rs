@@ -1,4 +1,4 @@
-//! From what is wanted of a collective to its plan, by the measurements of a hw-config.
+//! Computes a collective's plan from its choices and the measurements of a hw-config.
 #![forbid(unsafe_code)]
 
 use super::core::{Plan, Terms, program};
@@ -8,7 +8,7 @@ use crate::model::Parameters;
 use crate::rule::{Absent, AgreementBy, Fire, Grace, MovementBy};
 use crate::topology::Topology;
 
-/// What is wanted. What does not go together was refused before.
+/// The choices of a collective. Contradictory choices were refused before.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub(crate) me: u32,
@@ -16,28 +16,28 @@ pub(crate) struct Wanted {
     pub(crate) fire: Fire,
     pub(crate) grace: Grace,
     pub(crate) absent: Absent,
-    /// Contributions have weights.
+    /// Whether contributions have weights.
     pub(crate) weighted: bool,
     pub(crate) depth: u32,
     /// The round from whose checkpoint the collective resumes, or 0.
     pub(crate) base: u64,
-    /// Ranks have models, which average in these groups.
+    /// The groups in which the ranks' models average, if ranks have models.
     pub(crate) memory: Option<Group>,
     /// Bytes of a contribution, and of a partial sum.
     pub(crate) bytes: usize,
     pub(crate) wide_bytes: usize,
     /// Cores that this process may use.
     pub(crate) cores: u32,
-    /// A program agrees, and moves the data.
+    /// Whether a program decides the cuts and moves the data.
     pub(crate) tree: bool,
-    /// Cuts are given.
+    /// Whether cuts are given.
     pub(crate) given: bool,
-    /// A runner runs the program.
+    /// Whether a runner runs the program.
     pub(crate) offloaded: bool,
 }
 
 impl Wanted {
-    /// The plan of this rank. It may need more memory than can be addressed.
+    /// Returns the plan of this rank. It may need more memory than can be addressed.
     pub(crate) fn plan(self, parameters: &Parameters) -> Plan {
         let Wanted { me, topology, fire, bytes, tree, given, offloaded, .. } = self;
         let ranks = topology.ranks();

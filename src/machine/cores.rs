@@ -1,7 +1,7 @@
-//! The cores that ranks of one machine have between them.
+//! The cores that the ranks of one machine share.
 //!
-//! A rank that is confined (by an affinity, a cpuset, or the quota of a container) knows only its own cores. So ranks tell
-//! each other, and each finds out whether another one may need the core that it runs on.
+//! A rank that is confined (by an affinity, a cpuset, or the quota of a container) knows only its own cores. So ranks
+//! exchange their cores, and each determines whether another one may need the core that it runs on.
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
@@ -12,17 +12,17 @@ const WORDS: usize = CpuSet::MAX_CPU / 64;
 /// The cores that a process may use, and its quota of their time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cores {
-    /// A bit for each core; none where the kernel does not say.
+    /// A bit for each core; none where the kernel does not report them.
     mask: [u64; WORDS],
-    /// Quotas, in thousandths of a core, and the groups that they are of: those of the own group and of the ones around it.
+    /// Quotas, in thousandths of a core, and their groups: those of this process's group and of the enclosing ones.
     quotas: Vec<(u64, u64)>,
 }
 
-/// Most quotas that a rank tells: the tightest ones.
+/// The most quotas that a rank sends: the tightest ones.
 const MOST_QUOTAS: usize = 8;
 
 impl Cores {
-    /// Those of the calling thread.
+    /// Returns the cores of the calling thread.
     pub(crate) fn own() -> Self {
         let mut mask = [0; WORDS];
         if let Ok(set) = sched_getaffinity(None) {
@@ -39,13 +39,13 @@ impl Cores {
         Cores { mask, quotas }
     }
 
-    /// For the other ranks.
+    /// Encodes the value for the other ranks.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let quotas = self.quotas.iter().flat_map(|&(time, group)| [time, group]);
         self.mask.iter().copied().chain(quotas).flat_map(u64::to_le_bytes).collect()
     }
 
-    /// `None` for bytes that are no such value.
+    /// Returns `None` for bytes that do not encode a value.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (words, rest) = bytes.as_chunks::<8>();
         let words: Vec<u64> = words.iter().map(|&word| u64::from_le_bytes(word)).collect();
@@ -64,7 +64,7 @@ impl Cores {
     }
 }
 
-/// Thousandths of a core that a group may use, if it has a quota.
+/// Returns the thousandths of a core that a group may use, if it has a quota.
 fn quota_of(group: &Group) -> Option<u64> {
     let (quota, period) = match group.version {
         Version::One => (group.number("cpu.cfs_quota_us")?, group.number("cpu.cfs_period_us")?),
@@ -77,9 +77,9 @@ fn quota_of(group: &Group) -> Option<u64> {
     quota.saturating_mul(1000).checked_div(period)
 }
 
-/// Whether a rank may have to share its core with another one of the `ranks` of its machine, which include it: there are
-/// more ranks than cores among all that run on cores of one rank, or all together, or its group's quota is less than a core
-/// for each.
+/// Returns whether a rank may have to share its core with another one of the `ranks` of its machine, which include it.
+/// That is so if there are more ranks than cores among all that run on the cores of one rank, or in total, or if its
+/// group's quota is less than a core for each.
 pub(crate) fn is_oversubscribed(own: &Cores, ranks: &[Cores]) -> bool {
     let mut union = Cores { mask: [0; WORDS], quotas: Vec::new() };
     for cores in ranks {

@@ -1,7 +1,7 @@
 //! The control groups of this process, in which containers and batch systems set limits (cgroups(7)).
 //!
-//! A limit may be set in the process's own group or in any group around it, so all of them count. Both versions of the
-//! interface occur, and a machine may have each for some resources.
+//! A limit may be set in the process's own group or in any enclosing group, so all of them count. Both versions of the
+//! interface occur, and a machine may use both, each for some resources.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,8 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// The groups of this process for a controller, from the own one outwards, as far as this process sees them.
+    /// Returns the groups of this process for a controller, from its own group outwards, as far as this process sees
+    /// them.
     pub(super) fn of_this_process(controller: &str) -> Vec<Group> {
         Self::read(Path::new("/proc/self"), controller)
     }
@@ -33,17 +34,18 @@ impl Group {
         mounts.filter_map(|mount| Some(mount.groups(own_path(&own, mount.version, controller)?))).flatten().collect()
     }
 
-    /// The text of one of its files.
+    /// Returns the text of one of its files.
     pub(super) fn text(&self, file: &str) -> Option<String> {
         fs::read_to_string(self.folder.join(file)).ok()
     }
 
-    /// The number in one of its files; `None` if there is none, such as `max`.
+    /// Returns the number in one of its files; `None` if the file holds no number, such as `max`.
     pub(super) fn number(&self, file: &str) -> Option<u64> {
         self.text(file)?.trim().parse().ok()
     }
 
-    /// Tells it apart from other groups of the machine, also where processes see different parts of the tree.
+    /// Returns a number that distinguishes it from other groups of the machine, even where processes see different
+    /// parts of the tree.
     pub(super) fn identity(&self) -> u64 {
         use std::os::unix::fs::MetadataExt;
         fs::metadata(&self.folder).map_or(0, |folder| folder.ino() ^ folder.dev() << 48)
@@ -59,7 +61,7 @@ struct Mount {
 }
 
 impl Mount {
-    /// A line of `/proc/self/mountinfo` (proc(5)), if the hierarchy has the controller.
+    /// Parses a line of `/proc/self/mountinfo` (proc(5)); returns `None` if the hierarchy lacks the controller.
     fn parse(line: &str, controller: &str) -> Option<Self> {
         let (left, right) = line.split_once(" - ")?;
         let mut right = right.split(' ');
@@ -72,8 +74,8 @@ impl Mount {
         Some(Mount { version, root: left.next()?.to_owned(), point: PathBuf::from(left.next()?) })
     }
 
-    /// The group at a path and those around it. A path that the mount does not show, because it belongs to another
-    /// namespace, leaves the mount point, which is the nearest group that can be seen.
+    /// Returns the group at a path and the enclosing ones. If the mount does not show the path, because it belongs to
+    /// another namespace, these start with the mount point, which is the nearest visible group.
     fn groups(&self, path: &str) -> Vec<Group> {
         let below = path.strip_prefix(self.root.trim_end_matches('/')).unwrap_or_default();
         let below = below.trim_start_matches('/');
@@ -84,7 +86,8 @@ impl Mount {
     }
 }
 
-/// The path of the own group in `/proc/self/cgroup`: lines of a number, controllers and a path.
+/// Returns the path of the process's own group in `/proc/self/cgroup`, whose lines have a number, controllers and a
+/// path.
 fn own_path<'a>(text: &'a str, version: Version, controller: &str) -> Option<&'a str> {
     text.lines().find_map(|line| {
         let mut parts = line.splitn(3, ':');
@@ -112,7 +115,7 @@ pub(super) mod tests {
     }
 
     impl Files {
-        /// `mounts` are the lines of `mountinfo` but for the mount point's folder, which `%` stands for.
+        /// `mounts` are the lines of `mountinfo`, with `%` in place of the folder of the mount points.
         pub(in crate::machine) fn new(name: &str, mounts: &str, own: &str, files: &[(&str, &str)]) -> Self {
             let root = std::env::temp_dir().join(format!("earlybird-{name}-{}", std::process::id()));
             let made = Files(root.clone());
@@ -152,7 +155,7 @@ pub(super) mod tests {
         assert_ne!(found[0].identity(), found[1].identity());
     }
 
-    /// A container sees its own group as the root, and may be told a path of the host.
+    /// A container sees its own group as the root, and its file may name a path of the host.
     #[test]
     fn a_container_sees_a_part_of_the_tree() {
         let mounts = "27 20 0:24 /docker/abc %/v2 rw - cgroup2 cgroup2 rw\n";

@@ -3,7 +3,7 @@
 use super::groups::{Group, Version};
 use crate::units::parse_size;
 
-/// Bytes that this process may still take, and the limit that says so.
+/// Returns the bytes that this process may still allocate, and the name of the limit that applies.
 pub(crate) fn available_memory() -> (u64, String) {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
@@ -17,7 +17,8 @@ pub(crate) fn available_memory() -> (u64, String) {
     least.map_or((u64::MAX, "nothing".to_owned()), |(bytes, limit)| (bytes, limit.to_owned()))
 }
 
-/// Bytes that a group may still take, if it has a limit. The kernel drops pages of files when memory is needed.
+/// Returns the bytes that a group may still allocate, if it has a limit. The kernel drops pages of files when it needs
+/// memory.
 fn free_in(group: &Group) -> Option<(u64, &'static str)> {
     let (limit, usage, inactive, name) = match group.version {
         Version::One => (

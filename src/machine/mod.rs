@@ -1,4 +1,4 @@
-//! What the machine, and the container that this process runs in, let it have.
+//! The resources that the machine, and the container of this process, allow it to use.
 #![forbid(unsafe_code)]
 
 mod cores;

@@ -5,16 +5,16 @@
 //! The model has one channel, which sends one message at a time. A message of *m* bytes takes
 //! α + β *m*. It begins when its last gradient is ready and the message before it has ended.
 //!
-//! [`Merging::Optimal`] makes the last message end as early as any schedule does:
-//! - Messages go in the order of their last gradients; another order only waits longer.
-//! - Buckets of consecutive gradients suffice. Take a gradient from its message and put it into an
-//!   earlier one that waits for a later gradient. That message ends later by the gradient's β *m*.
-//!   The one that it was taken from is shorter by as much, so it and all after it end no later.
+//! [`Merging::Optimal`] makes the last message end at the earliest possible time:
+//! - Messages are sent in the order of their last gradients; another order only waits longer.
+//! - Buckets of consecutive gradients suffice. Move a gradient from its message to an earlier message that waits for a
+//!   later gradient. That message ends later by the gradient's β *m*. The message that it was moved from is shorter by
+//!   the same amount, so it and all messages after it end no later.
 //! - The earlier a message begins, the earlier it ends. So of all plans for the first *i* gradients
 //!   only the earliest end matters.
 //!
-//! Times are whole nanoseconds; that of a message is rounded down. So equal input gives the same plan
-//! on every rank.
+//! Times are whole nanoseconds; the time of a message is rounded down. So equal input gives the same plan on every
+//! rank.
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
@@ -26,55 +26,55 @@ use std::time::Duration;
 /// The cost of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// α: what every message takes.
+    /// α: the fixed time of every message.
     pub message: Duration,
-    /// β: what each MiB of it takes more.
+    /// β: the additional time of each MiB.
     pub per_mib: Duration,
 }
 
 impl Cost {
-    /// What a message of `bytes` bytes takes; centuries if that overflows.
+    /// Returns the time of a message of `bytes` bytes; centuries if that overflows.
     pub fn of(self, bytes: u64) -> Duration {
         Duration::from_nanos(Rates::from(self).of(bytes))
     }
 }
 
-/// A gradient. Those of a model are listed in the order in which they are sent.
+/// A gradient. The gradients of a model are listed in the order in which they are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gradient {
-    /// When it is computed, since the backward pass began.
+    /// When it is computed, counted from the beginning of the backward pass.
     pub ready: Duration,
-    /// Its size.
+    /// Its size in bytes.
     pub bytes: u64,
 }
 
 /// Gradients that share a message, and when it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    /// Positions of its gradients in the list; at least one.
+    /// Indices of its gradients in the list; at least one.
     pub gradients: Range<usize>,
     /// Bytes of all of them.
     pub bytes: u64,
-    /// When the message begins, since the backward pass began.
+    /// When the message begins, counted from the beginning of the backward pass.
     pub begin: Duration,
     /// When it has arrived.
     pub end: Duration,
 }
 
-/// How gradients are put into buckets.
+/// How gradients are divided into buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Merging {
-    /// The last message ends as early as it can.
+    /// The last message ends as early as possible.
     Optimal,
-    /// Each gradient has a bucket of its own.
+    /// Each gradient has its own bucket.
     Each,
-    /// All gradients share one.
+    /// All gradients share one bucket.
     One,
-    /// A bucket is complete once it has this many bytes, or more.
+    /// A bucket is complete once it has at least this number of bytes.
     Bytes(u64),
 }
 
-/// Makes plans, and keeps its memory: to plan again for no more gradients allocates nothing.
+/// Makes plans, and keeps its memory: planning again for at most the same number of gradients allocates nothing.
 #[derive(Debug, Default)]
 pub struct Planner {
     best: Vec<Best>,
@@ -117,9 +117,9 @@ fn nanoseconds(time: Duration) -> u64 {
 }
 
 impl Planner {
-    /// Divides gradients into buckets, and says when each message begins and ends. A gradient that
-    /// is ready before an earlier one of the list waits for it. [`Merging::Optimal`] takes time that
-    /// grows with the square of the number of gradients, the others with the number.
+    /// Divides gradients into buckets, and computes when each message begins and ends. A gradient that is ready before
+    /// an earlier one of the list waits for it. The time of [`Merging::Optimal`] grows with the square of the number of
+    /// gradients, and that of the others with the number.
     pub fn plan(&mut self, merging: Merging, gradients: &[Gradient], cost: Cost) -> &[Bucket] {
         self.buckets.clear();
         self.buckets.reserve(gradients.len());
@@ -133,7 +133,8 @@ impl Planner {
         &self.buckets
     }
 
-    /// Says when each message of given buckets begins and ends. Buckets hold the gradients in their order, each once.
+    /// Computes when each message of given buckets begins and ends. Buckets hold the gradients in their order, each
+    /// once.
     pub fn schedule(&mut self, buckets: &[Range<usize>], gradients: &[Gradient], cost: Cost) -> &[Bucket] {
         self.buckets.clear();
         for bucket in buckets {
@@ -178,7 +179,7 @@ impl Planner {
             }
             self.best.push(best);
         }
-        // Each plan names its last bucket, so they are found from the last one to the first.
+        // Each plan names its last bucket, so the buckets are found from the last one to the first.
         let mut after = gradients.len();
         while after > 0 {
             let Best { first, bytes, .. } = self.best[after];

@@ -18,8 +18,8 @@ fn end(merging: Merging, gradients: &[Gradient], cost: Cost) -> Duration {
     Planner::default().plan(merging, gradients, cost).last().map_or(Duration::ZERO, |bucket| bucket.end)
 }
 
-/// The earliest end of all divisions into buckets of consecutive gradients. Bit i of a division says that a bucket ends
-/// with gradient i.
+/// Returns the earliest end of all divisions into buckets of consecutive gradients. Bit i of a division is set if a
+/// bucket ends with gradient i.
 fn earliest_of_buckets(gradients: &[Gradient], cost: Cost) -> Duration {
     let ends = |division: u32| {
         let (mut first, mut end) = (0, Duration::ZERO);
@@ -36,8 +36,8 @@ fn earliest_of_buckets(gradients: &[Gradient], cost: Cost) -> Duration {
     (0..1 << (gradients.len() - 1)).map(ends).min().unwrap()
 }
 
-/// The earliest end of all schedules: any gradients in a message, messages in any order. Digit i of a schedule is the
-/// message of gradient i.
+/// Returns the earliest end of all schedules: any gradients in a message, messages in any order. Digit i of a schedule
+/// is the message of gradient i.
 fn earliest_of_all(gradients: &[Gradient], cost: Cost) -> Duration {
     let count = gradients.len();
     let ends = |schedule: usize| {
@@ -52,7 +52,7 @@ fn earliest_of_all(gradients: &[Gradient], cost: Cost) -> Duration {
     (0..count.pow(count as u32)).map(ends).min().unwrap()
 }
 
-/// Gradients that are ready one after the other, and a cost of about what they take to be computed.
+/// Draws gradients that become ready one after the other, and a message cost of about the time to compute them.
 fn draw(rng: &mut impl Rng, most: usize, unit: u64) -> (Vec<Gradient>, Cost) {
     let mut ready = 0;
     let list = (0..rng.random_range(1..=most)).map(|_| {
@@ -68,7 +68,7 @@ fn no_division_into_buckets_ends_earlier() {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
     let (mut planner, mut merged, mut split) = (Planner::default(), 0, 0);
     for instance in 0..3_000 {
-        // Sizes that are no whole MiB round the times of messages.
+        // Sizes that are not whole MiB make the times of messages round.
         let unit = [MIB, 700_001][instance % 2];
         let (gradients, cost) = draw(&mut rng, 10, unit);
         let plan = planner.plan(Merging::Optimal, &gradients, cost);
@@ -81,7 +81,7 @@ fn no_division_into_buckets_ends_earlier() {
     assert!(merged > 1_000 && split > 1_000, "{merged} merge gradients, {split} have several messages");
 }
 
-/// Whole MiB, so that no time of a message is rounded.
+/// With whole MiB, no time of a message is rounded.
 #[test]
 fn no_schedule_at_all_ends_earlier() {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(2);
@@ -92,14 +92,14 @@ fn no_schedule_at_all_ends_earlier() {
     }
 }
 
-/// Whatever the merging: every gradient is in one bucket, and messages do not overlap.
+/// For any merging, every gradient is in one bucket, and messages do not overlap.
 #[test]
 fn plans_are_schedules() {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(3);
     let mut planner = Planner::default();
     for _ in 0..1_000 {
         let (mut gradients, cost) = draw(&mut rng, 40, 50_000);
-        // The planner takes ready times in any order.
+        // The planner accepts ready times in any order.
         let (left, right) = (rng.random_range(0..gradients.len()), rng.random_range(0..gradients.len()));
         gradients.swap(left, right);
         let optimum = end(Merging::Optimal, &gradients, cost);
@@ -134,7 +134,7 @@ fn fixed_mergings_divide_as_they_say() {
     assert_eq!(divide(Merging::Bytes(121)), [(3, 130), (1, 200), (1, 10)]);
 }
 
-/// An instance in which the best plan sends the large gradient alone and the small ones together, worked out by hand:
+/// An instance, worked out by hand, in which the best plan sends the large gradient alone and the small ones together:
 /// 1 + 10 + 10, and from there 10 + 0.3.
 #[test]
 fn an_instance_by_hand() {
@@ -157,7 +157,7 @@ fn extremes_neither_panic_nor_overflow() {
         assert_eq!(plan.last().unwrap().end, Duration::from_nanos(u64::MAX), "{merging:?}");
         assert_eq!(plan.iter().map(|bucket| bucket.gradients.len()).sum::<usize>(), 3);
     }
-    // Free messages: each is as good as another, and the plan is still a schedule.
+    // Messages cost nothing: each division is equally good, and the plan is still a schedule.
     let plan = planner.plan(Merging::Optimal, &list[..1], cost(0, 0));
     assert_eq!((plan.len(), plan[0].begin), (1, plan[0].end));
     assert_eq!(cost(5, 1 << 20).of(3), Duration::from_nanos(8));

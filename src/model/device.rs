@@ -1,4 +1,4 @@
-//! The keys of `[verbs]` that say how an RDMA device treats connections.
+//! The keys of `[verbs]` that configure how an RDMA device treats connections.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub(super) const KEYS: [&str; 8] = [
     "receive_depth",
 ];
 
-/// The keys, as they stand in a file.
+/// The keys as they appear in a file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DeviceKeys {
@@ -41,12 +41,12 @@ fn some_time<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<Durati
 }
 
 fn some_size<'de, D: serde::Deserializer<'de>>(value: D) -> Result<Option<u32>, D::Error> {
-    // What does not fit is refused as a size that no packet has.
+    // A size that does not fit is refused as one that no packet has.
     size(value).map(|bytes| Some(u32::try_from(bytes).unwrap_or(u32::MAX)))
 }
 
 impl DeviceKeys {
-    /// The settings, or what is wrong with them.
+    /// Returns the settings, or the problem with them.
     pub(super) fn settings(self) -> Result<VerbsSettings, String> {
         let settings = VerbsSettings {
             traffic_class: self.traffic_class,

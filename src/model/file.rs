@@ -1,6 +1,6 @@
-//! Files of measured parameters: a section for each fabric, and below libfabric's one for each
-//! provider that needs other values of some keys. RDMA verbs inherit libfabric's values. A file holds only what differs from the built-in
-//! file, even a single key.
+//! Files of measured parameters: a section for each fabric, and subsections of libfabric's section for providers that
+//! need other values of some keys. RDMA verbs inherit libfabric's values. A file holds only the differences from the
+//! built-in file, even a single key.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use crate::named::unknown;
 /// Measured on the laptop on which this project was developed.
 pub(crate) const BUILT_IN: &str = include_str!("../../hw-configs/laptop.toml");
 
-/// The longest file: a hundred times what all keys of all providers take.
+/// The length of the longest file: a hundred times that of all keys of all providers.
 const MOST_BYTES: u64 = 1 << 20;
 
 const SHM: &str = "shm";
@@ -30,8 +30,8 @@ const VERBS: &str = "verbs";
 /// The sections that can have keys.
 const SECTIONS: &str = "[shm], [ofi], [ofi.PROVIDER] or [verbs]";
 
-/// Providers of libfabric (1.17 to 2.6), and the layers over them. A full name has one or several,
-/// such as `tcp;ofi_rxm`.
+/// Providers of libfabric (1.17 to 2.6), and the layers over them. A full name has one or several of them, such as
+/// `tcp;ofi_rxm`.
 const PROVIDERS: [&str; 21] = [
     "bgq",
     "cxi",
@@ -64,7 +64,7 @@ pub struct HwConfig {
 }
 
 impl HwConfig {
-    /// Loads a file; built-in values stand for what it lacks.
+    /// Loads a file; built-in values replace the ones that it lacks.
     ///
     /// # Errors
     /// [`Error::Config`] that names file, line or section, and key, and suggests the closest key.
@@ -88,7 +88,8 @@ impl HwConfig {
             let settings = section.device_keys().read().and_then(DeviceKeys::settings);
             settings.map_err(|problem| format!("[{VERBS}]: {problem}"))
         })?;
-        // A provider inherits the values of its fabric, except for its own, given or built in; `verbs` does so, too.
+        // A provider inherits the values of its fabric, except for its own, given or built in. The same holds for
+        // `verbs`.
         let network = sections.get(OFI).cloned();
         let read = |(name, section): (String, Section<'_>)| {
             let base = network.as_ref().filter(|_| name != SHM);
@@ -100,12 +101,12 @@ impl HwConfig {
         Ok(HwConfig { fabrics, verbs })
     }
 
-    /// The settings of RDMA devices that the file has.
+    /// Returns the file's settings of RDMA devices.
     pub(crate) fn verbs(&self) -> &VerbsSettings {
         &self.verbs
     }
 
-    /// The parameters of a fabric, by its name; those of a libfabric provider, where it has a section.
+    /// Returns the parameters of a fabric, by its name; those of a libfabric provider, where it has a section.
     ///
     /// # Errors
     /// [`Error::Config`] if there is no section for the fabric.
@@ -119,13 +120,13 @@ impl HwConfig {
 /// The keys and values of a section.
 #[derive(Clone)]
 struct Section<'t> {
-    /// The text in which the values have their positions.
+    /// The text to which the positions of the values refer.
     text: &'t str,
     table: Spanned<DeTable<'t>>,
 }
 
 impl<'t> Section<'t> {
-    /// Adds the values of another section where it has none.
+    /// Adds the values of another section for keys that this one lacks.
     fn over(mut self, base: Option<&Self>) -> Self {
         for (key, value) in base.into_iter().flat_map(|base| base.table.get_ref().iter()) {
             self.table.get_mut().entry(key.clone()).or_insert_with(|| value.clone());
@@ -133,7 +134,7 @@ impl<'t> Section<'t> {
         self
     }
 
-    /// Takes the keys of devices out of the section.
+    /// Moves the keys of devices out of the section.
     fn device_keys(&mut self) -> Section<'t> {
         let mut taken = DeTable::new();
         for key in device::KEYS {
@@ -150,7 +151,7 @@ impl<'t> Section<'t> {
     }
 }
 
-/// The sections of a text, by name. A key outside of all sections is an error.
+/// Returns the sections of a text, by name. A key outside of all sections is an error.
 fn sections(text: &str) -> std::result::Result<BTreeMap<String, Section<'_>>, String> {
     let document = DeTable::parse(text).map_err(|error| error.to_string())?;
     let mut found = Vec::new();
@@ -172,7 +173,7 @@ fn sections(text: &str) -> std::result::Result<BTreeMap<String, Section<'_>>, St
     found.into_iter().map(|(name, value)| Ok((name.clone(), section(text, &name, value)?))).collect()
 }
 
-/// Moves the sections of providers out of that of their fabric.
+/// Moves the sections of providers out of the section of their fabric.
 fn providers<'t>(fabric: &mut DeTable<'t>) -> std::result::Result<Vec<(String, Spanned<DeValue<'t>>)>, String> {
     let tables = fabric.iter().filter(|(name, value)| value.get_ref().is_table() && !is_key(name.get_ref()));
     let names: Vec<_> = tables.map(|(name, _)| name.clone()).collect();
@@ -226,13 +227,13 @@ mod tests {
         assert_eq!(network.pull_after(usize::MAX), 3_600_000_000_000);
     }
 
-    /// The files of `hw-configs/` that are not built in, by name.
+    /// Returns the files of `hw-configs/` that are not built in, by name.
     fn files() -> Vec<(String, String)> {
         let folder = File::new(env!("CARGO_MANIFEST_DIR")).join("hw-configs");
         let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
         files.sort();
         let read = |file: std::path::PathBuf| {
-            // As a user's file is read.
+            // Loaded as a user's file is.
             HwConfig::load(Some(&file)).unwrap();
             (file.file_name().unwrap().to_str().unwrap().to_owned(), std::fs::read_to_string(file).unwrap())
         };
@@ -255,7 +256,7 @@ mod tests {
         }
     }
 
-    /// Figures of other programs must not pass for measurements of this one.
+    /// Figures of other programs must not be presented as measurements of this one.
     #[test]
     fn every_value_of_another_network_is_marked_as_cited() {
         for (name, text) in files() {

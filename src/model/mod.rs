@@ -56,7 +56,7 @@ pub struct Parameters {
 
 const LONGEST_SPIN: Duration = Duration::from_millis(10);
 
-/// A longer wait for reducers would be as good as no fallback read.
+/// A longer wait for reducers would be equivalent to no fallback read.
 const LONGEST_PULL: Duration = Duration::from_secs(60);
 
 const KEYS: [&str; 15] = [
@@ -144,39 +144,38 @@ impl Parameters {
         }
     }
 
-    /// What [`Mover::Auto`] stands for.
+    /// Returns the mover that [`Mover::Auto`] selects.
     pub(crate) fn mover(&self) -> Mover {
         self.mover
     }
 
-    /// Whether ranks that share no memory relay the rounds of a rule where [`Mover::Auto`] is chosen. `by_processor`: the
-    /// home's processor and not its device changes the word of a round.
+    /// Returns whether ranks that share no memory relay the rounds of a rule where [`Mover::Auto`] is chosen.
+    /// `by_processor`: the home's processor, instead of its device, changes the word of a round.
     pub(crate) fn relays(&self, fire: Fire, bytes: u64, by_processor: bool) -> bool {
         let most = if by_processor { self.relay } else { self.relay_by_device };
         self.mover == Mover::Tree || (!fire.is_synchronous() && bytes <= most)
     }
 
-    /// How the program of a tree reduces.
+    /// Returns the schedule by which the program of a tree reduces.
     pub(crate) fn schedule(&self, bytes: u64, agreement: AgreementBy, ranks: u32) -> Schedule {
         match agreement {
             _ if bytes <= self.tree_scatter => Schedule::Doubling,
-            // Two ranks would send as many bytes, in more messages.
+            // Two ranks would send the same number of bytes, in more messages.
             AgreementBy::Relays if ranks < 4 => Schedule::Doubling,
             AgreementBy::Relays => Schedule::Halving,
             _ => Schedule::Scatter,
         }
     }
 
-    /// What [`Executor::Auto`] stands for.
+    /// Returns the executor that [`Executor::Auto`] selects.
     pub(crate) fn executor(&self) -> Executor {
         self.executor
     }
 
-    /// How long a rank waits for reducers that have arrived before it makes a fallback read, in
-    /// nanoseconds.
+    /// Returns how long a rank waits for reducers that have arrived before it makes a fallback read, in nanoseconds.
     pub(crate) fn pull_after(&self, bytes: usize) -> u64 {
         let longer = self.pull_after_per_mib.as_nanos().saturating_mul(bytes as u128) >> 20;
-        // An hour is as good as for ever, and far from overflow.
+        // An hour has the same effect as no limit, and is far from overflow.
         (self.pull_after.as_nanos().saturating_add(longer)).min(3_600_000_000_000) as u64
     }
 
@@ -184,7 +183,7 @@ impl Parameters {
         usize::try_from(self.segment).unwrap_or(usize::MAX & !7)
     }
 
-    /// Segments of a piece.
+    /// Returns the number of segments in a piece.
     pub(crate) fn run(&self) -> u64 {
         self.piece / self.segment
     }

@@ -4,8 +4,8 @@
 //! The order of calls for each use of a slot: *arm*, *open* the gates, *give* ready tokens, then arrivals. When the
 //! outcome is there and every input has come, the slot is armed for its next use.
 //!
-//! The model has no cells, claims or gates of shared memory, so what it shows holds for the tables.
-//! Data is symbolic: a buffer holds the set of the contributions that were summed into it.
+//! The model has no cells, claims or gates of shared memory, so its results hold for the tables. Data is symbolic: a
+//! buffer holds the set of the contributions that were summed into it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -39,7 +39,7 @@ struct SlotState {
     values: HashMap<(u32, Role), u64>,
     /// Uses that each rank has armed.
     armed: Vec<u64>,
-    /// Operations that each counter has not triggered yet, and the values that do.
+    /// Operations that each counter has not triggered yet, and the values that trigger them.
     waiting: HashMap<(u32, Role), Vec<(u64, Queued)>>,
     buffers: BTreeMap<Piece, Sum>,
     /// Ranks that are writing their contribution.
@@ -74,7 +74,7 @@ impl Cards {
         Cards { world, slots: vec![slot; slots], triggered: Vec::new(), messages: Vec::new(), rng, torn: 0 }
     }
 
-    /// Lets one event happen, chosen at random; returns whether there was one.
+    /// Runs one event, chosen at random; returns whether there was one.
     pub fn step(&mut self) -> bool {
         let choices = self.triggered.len() + self.messages.len();
         if choices == 0 {
@@ -145,7 +145,7 @@ impl Cards {
         }
     }
 
-    /// What lies in a part of a buffer, all of whose pieces must be alike: nothing, if any is missing.
+    /// Returns the data in a part of a buffer, whose pieces must all be equal; an empty sum if any piece is missing.
     fn read(&mut self, slot: usize, place: RankBuffer, chunk: Chunk) -> Sum {
         let state = &self.slots[slot];
         self.torn += u64::from(place.buffer == Buffer::Contribution && state.writing.contains(&place.rank));
@@ -178,14 +178,14 @@ impl Cards {
         self.slots[slot].buffers.entry(part).or_default().insert((rank, number));
     }
 
-    /// The outcome that a rank has, chunk by chunk; all chunks must be alike.
+    /// Returns a rank's outcome, chunk by chunk; all chunks must be equal.
     #[must_use]
     pub fn outcome(&self, slot: usize, rank: u32) -> Vec<Sum> {
         let place = RankBuffer { rank, buffer: Buffer::Outcome };
         parts(&self.slots[slot].buffers, place).map(|(_, sum)| sum.clone()).collect()
     }
 
-    /// How often a contribution was read while its rank was writing it.
+    /// Returns how often a contribution was read while its rank was writing it.
     #[must_use]
     pub fn torn(&self) -> u64 {
         self.torn
@@ -211,7 +211,7 @@ impl Cards {
         state.buffers.retain(|(place, _), _| !own(place));
     }
 
-    /// A rank gives an input: its arrival, a ready token, the token of its gate. Its own counters count it at once.
+    /// Gives a rank's input: its arrival, a ready token, the token of its gate. Its own counters count it at once.
     pub fn give(&mut self, by: u32, slot: usize, input: Signal) {
         if by == input.rank {
             self.add(slot, input);
@@ -225,7 +225,7 @@ impl Cards {
     pub fn revoke_token(&mut self, slot: usize, rank: u32) -> bool {
         let before = self.slots[slot].armed[rank as usize].saturating_sub(1) * 2;
         let value = self.slots[slot].values.entry((rank, Role::Gate)).or_default();
-        // Both inputs are there: the gate has fired, or is about to.
+        // Both inputs are there: the gate has fired, or is about to fire.
         if *value >= before + 2 || *value == before {
             return false;
         }
@@ -233,7 +233,7 @@ impl Cards {
         true
     }
 
-    /// Whether all inputs of a counter have come for the use that was armed last.
+    /// Returns whether all inputs of a counter have come for the use that was armed last.
     #[must_use]
     pub fn is_full(&self, slot: usize, rank: u32, counter: Role) -> bool {
         let inputs = u64::from(self.world[rank as usize].inputs(counter));

@@ -1,5 +1,5 @@
-//! Machines whose programs run on the model of cards: ranks that come and go at random, messages that
-//! overtake each other, against an oracle that knows every contribution.
+//! Machines whose programs run on the model of cards: ranks that enter and leave the library at random, messages that
+//! overtake each other, checked against an oracle that knows every contribution.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +14,10 @@ use crate::trigger::{Gate, Profile, Request, Role, Schedule, Signal, Start, comp
 struct Rank {
     machine: Machine,
     cells: Vec<u64>,
-    /// Arrivals it still makes.
+    /// The number of arrivals that it still makes.
     steps: u64,
     made: Vec<u64>,
-    /// Newest round that it has taken, and released.
+    /// The newest round that it has taken and released.
     taken: u64,
     released: u64,
     gone: bool,
@@ -31,7 +31,7 @@ struct World {
     cuts: BTreeMap<u64, Cut>,
     /// The table's counters, by rank.
     counters: Vec<Vec<Role>>,
-    /// A wrong order on purpose: gives the token back before the deposit is written.
+    /// A deliberate mistake: returns the token before the deposit is written.
     hasty: bool,
 }
 
@@ -62,7 +62,7 @@ impl World {
         ((round - 1) % self.slots) as usize
     }
 
-    /// Does one thing of a rank's machine; whether there was one.
+    /// Takes one step of a rank's machine; returns whether there was one.
     fn step(&mut self, me: u32) -> bool {
         if let Some(op) = self.ranks[me as usize].machine.next_op(&mut Operands::default()) {
             self.execute(me, op);
@@ -73,7 +73,7 @@ impl World {
         machine.poll(0, Effort::Search, &|cell: usize| cells[cell])
     }
 
-    /// What a driver writes down of what the cards have done.
+    /// Records what the cards have done, as a driver does.
     fn look(&mut self, me: u32) {
         let machine = &self.ranks[me as usize].machine;
         if let Some(round) = machine.nearly_over() {
@@ -93,7 +93,7 @@ impl World {
         }
         let mut cut = Cut::with_room_for(self.ranks.len() as u32);
         cut.round = round;
-        // A later deposit into a gate has all that was there before, and more bits.
+        // A later deposit into a gate has all bits of an earlier one, and more.
         let mut gates = BTreeMap::new();
         let outcome = self.cards.outcome(slot, me);
         outcome.iter().flatten().for_each(|&(rank, gate)| _ = gates.insert(rank, gate));
@@ -150,7 +150,7 @@ impl World {
         }
     }
 
-    /// What its application does next, if anything.
+    /// Takes the next step of a rank's application, if there is one.
     fn act(&mut self, me: u32) {
         let rank = &mut self.ranks[me as usize];
         if rank.gone {
@@ -179,10 +179,10 @@ impl World {
         }
     }
 
-    /// Plays until all have left; whether every contribution is in one round.
+    /// Runs until all ranks have left; returns whether every contribution is in one round.
     fn play(&mut self, rng: &mut Xoshiro256PlusPlus) -> bool {
         let ranks = self.ranks.len() as u32;
-        // Some are away for long.
+        // Some ranks stay away for long.
         let sloth: Vec<u32> = (0..ranks).map(|_| [1, 5, 30][rng.random_range(0..3usize)]).collect();
         let mut idle = 0;
         while !self.ranks.iter().all(|rank| rank.gone) {
@@ -256,7 +256,7 @@ fn contributions_are_conserved_on_cards() {
 
 #[test]
 fn a_token_given_too_early_is_found() {
-    // The machine may find out by itself, and panics then.
+    // The machine may detect the mistake itself, and then panics.
     let found = |seed| std::panic::catch_unwind(|| play(seed, true)).map_or(true, |(conserved, ..)| !conserved);
     assert!((0..100).any(found), "the control found nothing");
 }

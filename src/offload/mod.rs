@@ -1,7 +1,7 @@
-//! What runs programs of triggered operations without the processors of the ranks: a provider of libfabric
+//! Runners of programs of triggered operations, which need no processor of the ranks: a provider of libfabric
 //! ([`deferred_work`]), or a network card ([`mlx5`], on a model of its queues).
 //!
-//! A collective reaches it by the trait `Runner` of `executor` alone. [`Cards`] is a model of any such machine:
+//! A collective reaches a runner only by the trait `Runner` of `executor`. [`Cards`] is a model of any such machine:
 //! operations run as soon as their inputs have come, and messages overtake each other.
 
 mod cards;

@@ -1,7 +1,7 @@
-//! What the tests under loom share: how much they try, and mistakes to plant.
+//! The parts that the tests under loom share: bounds of their searches, and planted mistakes.
 //!
-//! A planted mistake takes the ordering of one operation away. A test that passes with it does not need that ordering,
-//! or would not find it missing.
+//! A planted mistake removes the ordering of one operation. A test that passes with it does not need that ordering, or
+//! would not detect that it is missing.
 
 use std::cell::RefCell;
 use std::panic;
@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use super::{AtomicU64, Ordering};
 
-/// Branches of one execution. A thread that waits for ever exceeds them.
+/// The most branches of one execution. A thread that waits for ever exceeds them.
 const MOST_BRANCHES: usize = 10_000;
 
-/// How long a test may take. What it has not tried until then it leaves untried, and says so.
+/// The longest time of a test. It leaves the remaining orders untried, and reports that.
 const MOST_TIME: Duration = Duration::from_secs(60);
 
-/// What is done to a cell, or between two cells.
+/// An operation on a cell, or between two cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Look,
@@ -27,23 +27,23 @@ pub(crate) enum Operation {
     Swap,
     Add,
     Fence,
-    /// The fence that a rank which goes to sleep puts into its peer, where it does that.
+    /// The fence that a rank that goes to sleep puts into its peer, if it does that.
     FencePeer,
 }
 
 #[derive(Debug)]
 struct Mistake {
     operation: Operation,
-    /// Addresses of the cells where it is made; none stands for everywhere.
+    /// Addresses of the cells where it is made; `None` stands for all cells.
     cells: Option<Vec<usize>>,
 }
 
 thread_local! {
-    /// The mistake in the models that this thread runs: loom runs all threads of a model on the one that asked for it.
+    /// The mistake in the models that this thread runs: loom runs all threads of a model on the thread that started it.
     static PLANTED: RefCell<Option<Mistake>> = const { RefCell::new(None) };
 }
 
-/// Whether an operation, on a cell if it has one, is without its ordering.
+/// Returns whether an operation, on a cell if it has one, lacks its ordering.
 pub(crate) fn is_planted(operation: Operation, cell: Option<&AtomicU64>) -> bool {
     PLANTED.with_borrow(|planted| {
         let Some(mistake) = planted.as_ref().filter(|mistake| mistake.operation == operation) else { return false };
@@ -62,7 +62,7 @@ fn address(cell: &AtomicU64) -> usize {
     std::ptr::from_ref(cell) as usize
 }
 
-/// From now on the mistake, if there is one, is made on these cells only.
+/// Restricts the mistake, if there is one, to these cells from now on.
 pub(crate) fn narrow<'a>(cells: impl Iterator<Item = &'a AtomicU64>) {
     let cells = cells.map(address).collect();
     PLANTED.with_borrow_mut(|planted| {
@@ -72,14 +72,14 @@ pub(crate) fn narrow<'a>(cells: impl Iterator<Item = &'a AtomicU64>) {
     });
 }
 
-/// Tries a model in every order of effects, or in those with at most a given number of preemptions; `LOOM_MAX_PREEMPTIONS` sets
-/// another bound. Says how many orders there were.
+/// Tries a model in every order of effects, or in those with at most a given number of preemptions;
+/// `LOOM_MAX_PREEMPTIONS` sets another bound. Prints the number of orders.
 pub(crate) fn check(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(preemptions);
     builder.max_branches = builder.max_branches.max(MOST_BRANCHES);
     builder.max_duration = builder.max_duration.or(Some(MOST_TIME));
-    // The time is looked at so often.
+    // The clock is read at these intervals.
     builder.checkpoint_interval = 100;
     let (orders, started) = (Arc::new(Count::new(0)), Instant::now());
     let count = orders.clone();
@@ -92,10 +92,10 @@ pub(crate) fn check(preemptions: Option<usize>, model: impl Fn() + Send + Sync +
     println!("{orders} orders in {time:.1?}{rest}");
 }
 
-/// Runs a test with a mistake in it, and says how that was found.
+/// Runs a test with a mistake in it, and prints how the test found it.
 ///
 /// # Panics
-/// If it was not.
+/// If the test did not find it.
 pub(crate) fn find(operation: Operation, test: impl FnOnce() + Send + 'static) {
     keep_quiet();
     let run = move || {
@@ -109,8 +109,8 @@ pub(crate) fn find(operation: Operation, test: impl FnOnce() + Send + 'static) {
     println!("{operation:?} without its ordering: {}", text.unwrap_or_default().trim());
 }
 
-/// Panics that find a planted mistake are not reported. Those that do not go without a backtrace, which takes more
-/// than the stacks that loom gives to threads.
+/// Keeps panics that find a planted mistake out of the output. Other panics are printed without a backtrace, which
+/// takes more stack than loom gives to threads.
 fn keep_quiet() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -1,9 +1,9 @@
-//! Proves what every executor relies on, for a given set of tables.
+//! Proves the properties that every executor relies on, for a given set of tables.
 //!
 //! - *Deterministic increments*: one operation or one rank gives each input of each counter,
 //!   exactly once a use. So thresholds are cumulative, and a slot is free when all inputs are in.
-//! - *No cycle*: among counters that wait for all their inputs, and within a rank among all. (The
-//!   flood goes in circles between ranks; it ends because operations run once.)
+//! - *No cycle*: among counters that wait for all their inputs, and within a rank among all. (The flood passes ranks in
+//!   cycles; it ends because operations run once.)
 //! - *No order among thresholds*: a counter has one threshold, so the operations that it triggers
 //!   may run in any order. Some providers ignore the order of thresholds.
 //! - *Immutable inputs, fresh outputs*: every part of a buffer has one writer in a use, and the
@@ -202,7 +202,7 @@ fn acyclic(world: &[Program]) -> Result<(), Defect> {
 /// The parts of buffers that are complete when a counter has all its inputs.
 type Known = HashMap<RankBuffer, HashSet<Chunk>>;
 
-/// What an operation writes.
+/// Returns the buffer and the chunk that an operation writes.
 fn written(program: &Program, operation: &Operation) -> Option<(RankBuffer, Chunk)> {
     let own = |buffer| RankBuffer { rank: program.rank, buffer };
     match &operation.action {
@@ -214,7 +214,7 @@ fn written(program: &Program, operation: &Operation) -> Option<(RankBuffer, Chun
     }
 }
 
-/// Whether these parts together cover a chunk.
+/// Returns whether these parts together cover a chunk.
 fn cover<'a>(parts: impl IntoIterator<Item = &'a Chunk>, chunk: Chunk) -> bool {
     let mut parts: Vec<&Chunk> = parts.into_iter().collect();
     parts.sort_unstable();
@@ -230,8 +230,8 @@ fn cover<'a>(parts: impl IntoIterator<Item = &'a Chunk>, chunk: Chunk) -> bool {
     next >= chunk.to
 }
 
-/// What is complete when each counter is full: what the operations that feed it write, and on the same rank what those
-/// operations have waited for.
+/// Returns what is complete when each counter is full: the output of the operations that feed it, and on the same rank
+/// the data that those operations have waited for.
 fn complete(world: &[Program]) -> HashMap<(u32, Role), Known> {
     let mut known: HashMap<(u32, Role), Known> = HashMap::new();
     for (program, operation) in operations(world) {
@@ -240,7 +240,7 @@ fn complete(world: &[Program]) -> HashMap<(u32, Role), Known> {
             known.entry((signal.rank, signal.counter)).or_default().entry(place).or_default().insert(chunk);
         }
     }
-    // What is complete at other counters is of no use.
+    // Data that is complete at other counters is not needed.
     let triggers = operations(world).map(|(program, operation)| (program.rank, operation.when));
     let asked: HashSet<(u32, Role)> = triggers.chain(world.iter().map(|program| program.receives.1)).collect();
     let mut grows = true;
@@ -319,7 +319,7 @@ fn budget(world: &[Program], request: &Request, profile: &Profile) -> Result<(),
     Ok(())
 }
 
-/// Bytes of each rank's buffers in one slot, without the contribution.
+/// Returns the bytes of each rank's buffers in one slot, without the contribution.
 #[must_use]
 pub fn buffer_bytes(world: &[Program], bytes: u64) -> Vec<u64> {
     let mut sizes = vec![0u64; world.len()];
@@ -329,7 +329,7 @@ pub fn buffer_bytes(world: &[Program], bytes: u64) -> Vec<u64> {
             Action::Put { to, chunk, .. } => (to.rank, *chunk),
             Action::Signal | Action::Seal => continue,
         };
-        // What lies on a rank outside the world takes no memory here, and is another defect.
+        // Buffers of a rank outside the world take no memory here; another check reports them.
         if let Some(size) = sizes.get_mut(owner as usize) {
             *size = size.saturating_add(chunk.span(bytes).1);
         }

@@ -24,7 +24,7 @@ pub enum Start {
 }
 
 impl Start {
-    /// How a program starts a round under a firing rule.
+    /// Returns how a program starts a round under a firing rule.
     #[must_use]
     pub fn of(fire: Fire, grace: Grace, ranks: u32) -> Self {
         // A grace or a deadline ends early when all ranks have arrived, so arrivals must be counted.
@@ -38,7 +38,7 @@ impl Start {
     }
 }
 
-/// What an executor can do, and its limits.
+/// The abilities and limits of an executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Profile {
     /// Its name in messages.
@@ -64,7 +64,7 @@ impl Profile {
         Profile { name: "network", shared: false, operations: 1 << 16, counters: 1 << 16, bytes: 1 << 40 };
 }
 
-/// What is to be compiled.
+/// The input of the compiler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Ranks in the world.
@@ -84,19 +84,19 @@ pub struct Request {
 /// More chunks would balance no better, and every chunk lists all its sources.
 const MOST_CHUNKS: u64 = 256;
 
-/// Hops of the flood, and neighbours of a rank in it: ⌈log2 P⌉.
+/// Returns the number of hops of the flood, which is also a rank's number of neighbours in it: ⌈log2 P⌉.
 #[must_use]
 pub fn hops(ranks: u32) -> u32 {
     ranks.next_power_of_two().trailing_zeros()
 }
 
-/// The table of every rank of the world.
+/// Returns the table of every rank of the world.
 #[must_use]
 pub fn compile(request: &Request, profile: &Profile) -> Vec<Program> {
     (0..request.ranks).map(|rank| compile_rank(request, profile, rank)).collect()
 }
 
-/// The table of one rank.
+/// Returns the table of one rank.
 pub(super) fn compile_rank(request: &Request, profile: &Profile, rank: u32) -> Program {
     let ranks = request.ranks;
     let mut table = Builder { request, rank, counters: Vec::new(), operations: Vec::new() };
@@ -135,7 +135,7 @@ impl VirtualRanks {
         self.leaves.trailing_zeros()
     }
 
-    /// The virtual rank; `None` for the second of a pair.
+    /// Returns the virtual rank; `None` for the second rank of a pair.
     fn leaf(self, rank: u32) -> Option<u32> {
         match rank.checked_sub(2 * self.extra) {
             Some(rest) => Some(self.extra + rest),
@@ -143,7 +143,7 @@ impl VirtualRanks {
         }
     }
 
-    /// The rank that acts for a virtual rank.
+    /// Returns the rank that acts for a virtual rank.
     fn leader(self, leaf: u32) -> u32 {
         if self.is_pair(leaf) { 2 * leaf } else { leaf + self.extra }
     }
@@ -152,7 +152,7 @@ impl VirtualRanks {
         leaf < self.extra
     }
 
-    /// What a virtual rank contributes to level 1.
+    /// Returns the buffer that a virtual rank contributes to level 1.
     fn source(self, leaf: u32) -> RankBuffer {
         let buffer = if self.is_pair(leaf) { Buffer::Partial(0) } else { Buffer::Contribution };
         RankBuffer { rank: self.leader(leaf), buffer }
@@ -179,14 +179,14 @@ impl Builder<'_> {
         self.operations.push(Operation { when, threshold, action, then });
     }
 
-    /// As [`Builder::operation`], with all inputs of the counter as its threshold.
+    /// Adds an operation as [`Builder::operation`] does, with all inputs of the counter as its threshold.
     fn when_full(&mut self, when: Role, action: Action, then: Vec<Signal>) {
         let inputs = self.counters.iter().find(|counter| counter.role == when).map_or(0, |counter| counter.inputs);
         self.operation(when, inputs, action, then);
     }
 
-    /// The own arrival counts once all ranks have freed the slot. So a rank that activates others
-    /// knows that no buffer is written too early.
+    /// The rank's own arrival counts once all ranks have freed the slot. So a rank that activates others knows that no
+    /// buffer is written too early.
     fn start(&mut self) {
         let ranks = self.request.ranks;
         self.counter(Role::Start, 1 + ranks, 1 + ranks);
@@ -208,7 +208,7 @@ impl Builder<'_> {
         if self.request.start == Start::Everybody { 0 } else { hops(self.request.ranks) }
     }
 
-    /// The input of the activation that the rank gives itself, after those of its neighbours.
+    /// Returns the input of the activation that the rank gives itself, after those of its neighbours.
     fn self_input(&self) -> u32 {
         self.neighbours()
     }
@@ -233,7 +233,8 @@ impl Builder<'_> {
         self.operations.len() - 1
     }
 
-    /// A slot is free for its next use only when the own puts have read their sources, too.
+    /// Adds a counter of puts: a slot is free for its next use only when the rank's own puts have read their sources,
+    /// too.
     fn completions(&mut self) {
         let rank = self.rank;
         let puts = self.operations.iter_mut().filter(|operation| matches!(operation.action, Action::Put { .. }));
@@ -251,8 +252,8 @@ impl Builder<'_> {
         self.operations[operation].then.push(signal);
     }
 
-    /// In shared memory both partners of a doubling step would compute the same bytes, so only one
-    /// does. What remains is a tree of P - 1 sums and one outcome.
+    /// Adds a tree of P - 1 sums and one outcome. In shared memory both partners of a doubling step would compute the
+    /// same bytes, so only one does.
     fn combining_tree(&mut self, virtual_ranks: VirtualRanks, sealed: usize) {
         let (rank, levels) = (self.rank, virtual_ranks.levels());
         let up = |leaf: u32, level: u32| {
@@ -299,7 +300,7 @@ impl Builder<'_> {
         }
     }
 
-    /// In shared memory: any rank inside the library reduces chunks directly from all contributions.
+    /// Adds reductions in shared memory: any rank inside the library reduces chunks directly from all contributions.
     fn reduce_in_place(&mut self, sealed: usize) {
         let request = self.request;
         self.also_signal(sealed, Signal { rank: 0, counter: Role::Sealed, input: self.rank });
@@ -339,7 +340,7 @@ impl Builder<'_> {
             return;
         };
         let own = |buffer| RankBuffer { rank, buffer };
-        // What this rank sends at level 1, and the operation that produces it.
+        // The buffer that this rank sends at level 1, and the operation that produces it.
         let (mut mine, mut maker) = (Buffer::Contribution, sealed);
         if virtual_ranks.is_pair(leaf) {
             self.counter(Role::Level(0), 2, 0);
@@ -349,7 +350,7 @@ impl Builder<'_> {
             self.when_full(Role::Level(0), action, Vec::new());
             (mine, maker) = (Buffer::Partial(0), self.operations.len() - 1);
         }
-        // What this rank reduces at each level.
+        // The chunk that this rank reduces at each level.
         let mut kept = vec![whole];
         for level in 1..=levels {
             let partner = virtual_ranks.leader(leaf ^ 1 << (level - 1));
@@ -407,7 +408,8 @@ impl Builder<'_> {
         (1..ranks).map(move |step| (rank + step) % ranks)
     }
 
-    /// The sources of a sum over all ranks: the own contribution in place, the others' inboxes.
+    /// Returns the sources of a sum over all ranks: the rank's own contribution in place, and the inboxes of the
+    /// others.
     fn all_sources(&self) -> Vec<RankBuffer> {
         let buffer = |rank| if rank == self.rank { Buffer::Contribution } else { Buffer::Inbox(rank) };
         (0..self.request.ranks).map(|rank| RankBuffer { rank: self.rank, buffer: buffer(rank) }).collect()

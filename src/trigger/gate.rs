@@ -1,20 +1,19 @@
 //! The gate: one word that decides to which round a deposit belongs.
 //!
-//! A rank deposits by changing its gate of a round while that is open; the activation closes it.
-//! Both are compare-swaps on one word. So what the gate holds when it closes is final, and all
-//! readers see the same. A deposit names buffers: it fits the word however large the data, and no
-//! rank can be interrupted in the middle of a copy.
+//! A rank deposits by changing its gate of a round while that is open; the activation closes it. Both are compare-swaps
+//! on one word. So the contents of the gate when it closes are final, and all readers see the same. A deposit names
+//! buffers: it fits the word for data of any size, and no rank can be interrupted in the middle of a copy.
 
-/// What a rank deposited for a round.
+/// A rank's deposit for a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Deposit {
     /// Buffer of the fresh contribution.
     pub(crate) fresh: Option<u32>,
     /// Buffer and age of the carried contribution.
     pub(crate) carried: Option<(u32, u64)>,
-    /// The rank's last, empty arrival.
+    /// Whether this is the rank's last, empty arrival.
     pub(crate) leaving: bool,
-    /// This arrival fired the round, alone or with others.
+    /// Whether this arrival fired the round, alone or with others.
     pub(crate) initiator: bool,
 }
 
@@ -52,12 +51,12 @@ impl Gate {
         )
     }
 
-    /// The round of its last use.
+    /// Returns the round of its last use.
     pub(crate) fn round(self) -> u64 {
         self.0 >> ROUND_SHIFT
     }
 
-    /// The gate for `round`: empty and open if its last use was for an earlier round.
+    /// Returns the gate for `round`: empty and open if its last use was for an earlier round.
     pub(crate) fn at(self, round: u64) -> Self {
         if self.round() == round { self } else { Gate::new(round, Deposit::default()) }
     }
@@ -80,7 +79,7 @@ impl Gate {
         }
     }
 
-    /// The same gate with a changed deposit.
+    /// Returns the same gate with a changed deposit.
     pub(crate) fn with(self, change: impl FnOnce(&mut Deposit)) -> Self {
         let mut deposit = self.deposit();
         change(&mut deposit);

@@ -1,10 +1,9 @@
 //! The layout of a world's tables in shared memory.
 //!
-//! A counter has one cell for each of its inputs. The cell holds the newest round for which the
-//! input was given; the counter's value in a round is the number of inputs given so far. So an
-//! input counts once, even if it is given twice (by the rank that takes over a dead rank's work) or
-//! late (when its slot has moved on). No cell is ever reset. An operation has a cell with its
-//! [`State`].
+//! A counter has one cell for each of its inputs. The cell holds the newest round for which the input was given; the
+//! counter's value in a round is the number of inputs given until now. So an input counts once, even if it is given
+//! twice (by the rank that takes over a dead rank's work) or late (after its slot was reused). No cell is ever reset.
+//! An operation has a cell with its [`State`].
 
 use std::collections::HashMap;
 
@@ -17,7 +16,7 @@ const LINE: usize = 16;
 /// A source of a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Input {
-    /// What the gate of a rank sealed.
+    /// The contents of a rank's gate when it was sealed.
     Gate(u32),
     /// A partial sum, by its number.
     Partial(u32),
@@ -69,7 +68,7 @@ pub(crate) struct Layout {
     pub(crate) rows: Vec<Row>,
     pub(crate) counters: Vec<CounterCells>,
     gates: Vec<usize>,
-    /// The own activation of each rank: counter and cell. `None` where other ranks give it.
+    /// The activation that each rank gives itself: counter and cell. `None` where other ranks give it.
     activations: Vec<Option<(u32, usize)>>,
     arrived: Option<u32>,
     /// The counter that waits for all contributions of a reduction, if its operations are chunks
@@ -94,51 +93,51 @@ impl Layout {
         Resolver::default().resolve(&world, request)
     }
 
-    /// Cells of a slot.
+    /// Returns the number of cells in a slot.
     pub(crate) fn cells(&self) -> usize {
         self.cells
     }
 
-    /// Partial sums that need memory in a slot.
+    /// Returns the number of partial sums that need memory in a slot.
     pub(crate) fn partials(&self) -> u32 {
         self.partials.len() as u32
     }
 
-    /// The cell of a rank's gate.
+    /// Returns the cell of a rank's gate.
     pub(crate) fn gate(&self, rank: u32) -> usize {
         self.gates[rank as usize]
     }
 
-    /// The cell with an operation's [`State`].
+    /// Returns the cell with an operation's [`State`].
     pub(crate) fn state(&self, row: u32) -> usize {
         self.rows[row as usize].state
     }
 
-    /// The cells of the round's record: head and entries.
+    /// Returns the first cell of the round's record: head and entries.
     pub(crate) fn record(&self) -> usize {
         self.record
     }
 
-    /// The cells that say what a partial sum contains: head and entries.
+    /// Returns the first of the cells that describe a partial sum: head and entries.
     pub(crate) fn header(&self, partial: u32) -> usize {
         self.partials[partial as usize]
     }
 
-    /// Counter and input cell of a rank's arrival, if arrivals are counted.
+    /// Returns the counter and the input cell of a rank's arrival, if arrivals are counted.
     pub(crate) fn arrival(&self, rank: u32) -> Option<(u32, usize)> {
         let counter = self.arrived?;
         Some((counter, self.counters[counter as usize].first + rank as usize))
     }
 
-    /// Counter and input cell by which a rank starts a round, if it may.
+    /// Returns the counter and the input cell by which a rank starts a round, if it may.
     pub(crate) fn activation(&self, rank: u32) -> (u32, usize) {
         let starter = if matches!(self.start, Start::Count(_)) { 0 } else { rank };
         self.activations[starter as usize].expect("a rank that may start a round has an input for it")
     }
 }
 
-/// Operations that the arriving rank runs itself in shared memory: they depend on time (grace) and
-/// on which ranks have left.
+/// Returns whether the arriving rank runs the operations of a counter itself in shared memory: they depend on time
+/// (grace) and on which ranks have left.
 fn is_by_arrival(when: Role) -> bool {
     matches!(when, Role::Start | Role::Arrived)
 }
@@ -283,7 +282,7 @@ impl Resolver {
     }
 }
 
-/// An operation's claim: the owner, the round, and how far the owner is.
+/// An operation's claim: the owner, the round, and the owner's progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct State {
     pub(crate) round: u64,
@@ -291,7 +290,7 @@ pub(crate) struct State {
     pub(crate) phase: Phase,
 }
 
-/// How far an operation is. Completed signals are not recorded: they may be repeated.
+/// The progress of an operation. Completed signals are not recorded: they may be repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// The owner may be writing the output.

@@ -104,7 +104,8 @@ impl Rank {
         }
     }
 
-    /// Arrives: raises the own activation and runs what that triggers. False if the rank died.
+    /// Arrives: raises the rank's own activation and runs the operations that it triggers. Returns false if the rank
+    /// died.
     fn arrive(&mut self, me: u32) -> bool {
         let (counter, cell) = self.memory.layout.activation(me);
         let mut wants = vec![Want::Raise { round: ROUND, cell }, Want::Fence];
@@ -123,7 +124,7 @@ impl Rank {
         assert!(self.work());
     }
 
-    /// Whether the outcome is complete; if so, checks that it was written.
+    /// Returns whether the outcome is complete; if so, checks that it was written.
     fn look(&self) -> bool {
         let complete = self.memory.layout.is_complete(ROUND, &*self.memory);
         if complete {
@@ -160,7 +161,7 @@ fn the_last_input_triggers_the_reduction() {
     });
 }
 
-/// Reductions run.
+/// Returns the number of reductions that have run.
 fn memory_tasks(memory: &Memory) -> u64 {
     // SAFETY: all threads have ended.
     memory.written.iter().map(|runs| runs.with(|runs| unsafe { *runs })).sum()

@@ -1,10 +1,9 @@
 //! Collectives as programs: tables of operations. An operation runs when a counter reaches its
 //! threshold, and then adds to other counters. Any rank can run the operations of all ranks.
 //!
-//! [`compile`] makes the table of every rank from a [`Request`] and the [`Profile`] of the
-//! executor; [`check`] proves what every executor relies on. In shared memory the workers of all
-//! ranks run the tables: the first arrival starts a cascade, and the ranks that it serves take no
-//! part.
+//! [`compile`] makes the table of every rank from a [`Request`] and the [`Profile`] of the executor; [`check`] proves
+//! the properties that every executor relies on. In shared memory the workers of all ranks run the tables: the first
+//! arrival starts a cascade, and the ranks that it serves take no part.
 #![cfg_attr(not(loom), forbid(unsafe_code))]
 
 mod check;

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-/// What a counter counts; also its name in its rank's program.
+/// What a counter counts. The role is also the counter's name in its rank's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
-    /// The own arrival, and a ready token from every rank: the slot is free.
+    /// The rank's own arrival, and a ready token from every rank: the slot is free.
     Start,
     /// Arrivals for a round, at the rank that counts them.
     Arrived,
@@ -13,13 +13,13 @@ pub enum Role {
     Active,
     /// The gate: the token that shows that no deposit is being made, and the activation.
     Gate,
-    /// What this rank sends at a level is complete.
+    /// Data that this rank sends at a level is complete.
     Made(u32),
     /// Both halves of a reduction at a level are complete.
     Level(u32),
     /// Contributions that can be reduced.
     Sealed,
-    /// Own puts that have read their source.
+    /// The rank's own puts that have read their source.
     Sent,
     /// Both halves of an outcome that two ranks gather at a level.
     Gathered(u32),
@@ -52,7 +52,7 @@ pub struct Counter {
     pub role: Role,
     /// Increments per use.
     pub inputs: u32,
-    /// How many inputs, the first ones, ranks give and not operations.
+    /// The number of inputs, which are the first ones, that ranks give instead of operations.
     pub external: u32,
 }
 
@@ -70,11 +70,11 @@ pub struct Signal {
 /// Memory of a rank that an operation reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Buffer {
-    /// What the gate sealed: nothing, a carried contribution, a fresh one or both.
+    /// The contents of the gate when it was sealed: nothing, a carried contribution, a fresh one or both.
     Contribution,
-    /// What was reduced at a level.
+    /// The result of a reduction at a level.
     Partial(u32),
-    /// What another rank put here, numbered by level, or by rank where all send to all.
+    /// Data from another rank, numbered by level, or by rank where all ranks send to all.
     Inbox(u32),
     /// The outcome.
     Outcome,
@@ -100,15 +100,15 @@ pub struct RankBuffer {
     pub buffer: Buffer,
 }
 
-/// A part of a contribution: of `of` pieces those from `from` up to `to`. Pieces are equally long and begin at cache
-/// lines; the last ones may be short, or empty.
+/// A part of a contribution: the pieces from `from` up to `to`, of `of` pieces. Pieces are equally long and begin at
+/// cache lines; the last ones may be short, or empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Chunk {
     /// The first piece.
     pub from: u32,
-    /// The first piece behind it.
+    /// The first piece after it.
     pub to: u32,
-    /// How many pieces make the whole.
+    /// The number of pieces in the whole.
     pub of: u32,
 }
 
@@ -116,33 +116,33 @@ impl Chunk {
     /// All of a contribution.
     pub const WHOLE: Chunk = Chunk { from: 0, to: 1, of: 1 };
 
-    /// One piece.
+    /// Returns one piece.
     #[must_use]
     pub fn piece(index: u32, of: u32) -> Self {
         Chunk { from: index, to: index + 1, of }
     }
 
-    /// Whether it is all of a contribution.
+    /// Returns whether it is all of a contribution.
     #[must_use]
     pub fn is_whole(self) -> bool {
         self.from == 0 && self.to == self.of
     }
 
-    /// The part before its middle, and the part behind.
+    /// Returns the part before its middle, and the part after it.
     #[must_use]
     pub fn halves(self) -> [Chunk; 2] {
         let middle = self.from + (self.to - self.from) / 2;
         [Chunk { to: middle, ..self }, Chunk { from: middle, ..self }]
     }
 
-    /// The other half of what this is a half of, where the number of pieces is a power of two.
+    /// Returns the other half of the chunk that this one is a half of, where the number of pieces is a power of two.
     pub(crate) fn sibling(self) -> Chunk {
         let pieces = self.to - self.from;
         let from = self.from ^ pieces;
         Chunk { from, to: from + pieces, ..self }
     }
 
-    /// The bytes of a contribution that it covers: offset and length.
+    /// Returns the bytes of a contribution that it covers: offset and length.
     #[must_use]
     pub fn span(self, bytes: u64) -> (u64, u64) {
         const LINE: u64 = 64;
@@ -152,15 +152,15 @@ impl Chunk {
     }
 }
 
-/// What an operation does to memory before it signals. Data travels with the set of its
-/// contributors; a reduction reduces both.
+/// The effect of an operation on memory before it signals. Data travels with the set of its contributors; a reduction
+/// reduces both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Nothing.
     Signal,
     /// Closes the gate: the deposit is the rank's part in this round.
     Seal,
-    /// Sums sources, in this order, into a buffer of the own rank; of a chunk only that part.
+    /// Sums sources, in this order, into a buffer of this rank; only the part that the chunk covers.
     Reduce {
         /// Immutable once the operation is triggered.
         from: Vec<RankBuffer>,
@@ -169,7 +169,7 @@ pub enum Action {
         /// The part of both that it reads and writes.
         chunk: Chunk,
     },
-    /// Writes an own buffer into one of another rank; the signals to that rank follow the data.
+    /// Writes a buffer of this rank into one of another rank; the signals to that rank follow the data.
     Put {
         /// Immutable once the operation is triggered.
         from: Buffer,
@@ -207,19 +207,19 @@ pub struct Program {
 }
 
 impl Program {
-    /// The number of a counter's inputs; 0 if there is no such counter.
+    /// Returns the number of a counter's inputs; 0 if there is no such counter.
     #[must_use]
     pub fn inputs(&self, role: Role) -> u32 {
         self.counter(role).map_or(0, |counter| counter.inputs)
     }
 
-    /// Whether an operation needs all inputs of its counter.
+    /// Returns whether an operation needs all inputs of its counter.
     #[must_use]
     pub fn waits_for_all(&self, operation: &Operation) -> bool {
         operation.threshold == self.inputs(operation.when)
     }
 
-    /// A counter by its role.
+    /// Returns a counter by its role.
     #[must_use]
     pub fn counter(&self, role: Role) -> Option<&Counter> {
         self.counters.iter().find(|counter| counter.role == role)
@@ -248,7 +248,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// The costs of one rank's program, with contributions of `bytes`.
+    /// Returns the costs of one rank's program, with contributions of `bytes` bytes.
     #[must_use]
     pub fn of(program: &Program, bytes: u64) -> Self {
         let mut counts = Counts {
@@ -279,15 +279,15 @@ impl Counts {
                 }
             }
         }
-        // Of the start's inputs one is the own arrival and one the own ready token.
+        // The start's inputs include this rank's own arrival and its own ready token.
         let start = program.counter(Role::Start).map_or(0, |start| start.external);
         counts.tokens += u64::from(start.saturating_sub(2));
         counts
     }
 
-    /// The costs of the cut mover for small data, with each rank on its own host. Every arrival adds its bit to the
-    /// word and pushes its contribution to all others; one that fires a round of up to 31 ranks alone pushes
-    /// nothing, which is not counted here. The one initiator sends the outcome with the record of the cut to all
+    /// Returns the costs of the cut mover for small data, with each rank on its own host. Every arrival adds its bit to
+    /// the word and pushes its contribution to all others. A rank that fires a round of up to 31 ranks alone pushes
+    /// nothing, which is not counted here. The single initiator sends the outcome with the record of the cut to all
     /// others.
     #[must_use]
     pub fn of_cut(ranks: u32, bytes: u64) -> Self {
@@ -296,7 +296,7 @@ impl Counts {
         Counts { activations: others, tokens: all, puts, bytes: puts.saturating_mul(bytes), ..Counts::default() }
     }
 
-    /// The costs of all ranks together.
+    /// Returns the costs of all ranks together.
     #[must_use]
     pub fn of_world(world: &[Program], bytes: u64) -> Self {
         world.iter().map(|program| Counts::of(program, bytes)).fold(Counts::default(), |sum, one| Counts {

@@ -1,8 +1,8 @@
 //! One rank's table, as that rank runs it alone where ranks share no memory.
 //!
-//! An input of a counter comes from the rank itself or from another one. The rank keeps its own ones to itself; another
-//! rank writes the round into a cell of this rank. The cells of a slot have the same numbers on all ranks, so a rank
-//! needs no table but its own to know where its signals go.
+//! An input of a counter comes from the rank itself or from another one. The rank records its own inputs privately;
+//! another rank writes the round into a cell of this rank. The cells of a slot have the same numbers on all ranks, so a
+//! rank needs only its own table to know where its signals go.
 
 use super::compile::{Profile, Request, Start, compile_rank, hops};
 use super::program::{Action, Buffer, Chunk, Counter, Program, Role, Signal};
@@ -14,17 +14,17 @@ pub(crate) struct InputCells {
 }
 
 impl InputCells {
-    /// In a world of `ranks` ranks.
+    /// Returns the cells in a world of `ranks` ranks.
     pub(crate) fn of(ranks: u32) -> Self {
         InputCells { hops: hops(ranks) as usize }
     }
 
-    /// How many there are, but for those of arrivals.
+    /// Returns the number of cells, without those of arrivals.
     pub(crate) fn count(self) -> usize {
         3 * self.hops + 2
     }
 
-    /// The level whose inbox the rank that gives an input writes before, if it writes one.
+    /// Returns the level of the inbox that the rank that gives an input writes before it, if it writes one.
     pub(crate) fn level(self, cell: usize) -> Option<u32> {
         let level = cell.checked_sub(self.hops)?;
         (level <= self.hops).then_some(level as u32)
@@ -54,22 +54,22 @@ struct Remote {
 #[derive(Clone, Debug)]
 struct Inputs {
     threshold: u32,
-    /// Those that have been given before a round begins.
+    /// The inputs that are given before a round begins.
     before: u32,
     remote: Vec<Remote>,
 }
 
-/// In which order the halves of what is in a buffer lie: the half that is sent on lies in front, right behind the label.
+/// The order of the halves of a buffer's data: the half that is sent on lies in front, right after the label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Order {
-    /// All of it is sent on, or nothing.
+    /// All of it is sent on, or none.
     AsItIs,
     LowFirst,
     HighFirst,
 }
 
 impl Order {
-    /// The parts of a chunk, in this order, each with the one in front of it.
+    /// Returns the parts of a chunk, in this order, each with the part in front of it.
     pub(crate) fn parts(self, chunk: Chunk) -> impl Iterator<Item = (Option<Chunk>, Chunk)> {
         let [low, high] = chunk.halves();
         let (first, second) = match self {
@@ -80,7 +80,7 @@ impl Order {
         std::iter::once((None, first)).chain(second.map(|second| (Some(first), second)))
     }
 
-    /// The order of a buffer that holds a chunk.
+    /// Returns the order of a buffer that holds a chunk.
     fn of(buffer: Buffer, chunk: Chunk, program: &Program) -> Self {
         let sent = program.operations.iter().find_map(|operation| match operation.action {
             // An outcome is for the caller.
@@ -101,13 +101,13 @@ impl Order {
 pub(crate) struct ResolvedRow {
     when: usize,
     pub(crate) action: Action,
-    /// How what it writes into a buffer of its rank lies there.
+    /// The order of the data that it writes into a buffer of its rank.
     pub(crate) order: Order,
-    /// Inputs of own counters.
+    /// Inputs of this rank's counters.
     gives: Vec<(usize, u32)>,
     /// Inputs of other ranks' counters: the rank and the cell.
     pub(crate) signals: Vec<(u32, usize)>,
-    /// Whether these forward the activation.
+    /// Whether these signals forward the activation.
     pub(crate) activates: bool,
 }
 
@@ -116,19 +116,19 @@ pub(crate) struct ResolvedRow {
 pub(crate) struct Table {
     counters: Vec<Inputs>,
     rows: Vec<ResolvedRow>,
-    /// The counter of activations, and the one that the outcome completes.
+    /// The counter of activations, and the counter that the outcome completes.
     active: usize,
     done: usize,
     /// The row that closes the gate.
     seal: usize,
-    /// All of a contribution, in the pieces that this table divides it into.
+    /// The whole contribution, in the pieces into which this table divides it.
     whole: Chunk,
 }
 
-/// How far the rows of a round are.
+/// The progress of the rows in a round.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Progress {
-    /// Inputs that have come, by counter.
+    /// Inputs that have been given, by counter.
     given: Vec<u32>,
     /// Rows that have run.
     ran: u128,
@@ -138,8 +138,8 @@ pub(crate) struct Progress {
 const BY_ITSELF: u32 = 31;
 
 impl Table {
-    /// Compiles the table of one rank. A request for fewer ranks than there are in the world gives the table among
-    /// those that are left.
+    /// Compiles the table of one rank. A request for fewer ranks than the world has gives the table among the ranks
+    /// that are left.
     pub(crate) fn new(request: &Request, rank: u32, cells: InputCells) -> Self {
         let program = compile_rank(request, &Profile::NETWORK, rank);
         let is_run = |role: Role| !matches!(role, Role::Start | Role::Arrived | Role::Sent);
@@ -188,21 +188,21 @@ impl Table {
         Table { counters, rows, active, done, seal, whole }
     }
 
-    /// The beginning of a round.
+    /// Returns the progress at the beginning of a round.
     pub(crate) fn begin(&self) -> Progress {
         let mut progress = Progress { given: Vec::with_capacity(self.counters.len()), ran: 0 };
         self.begin_again(&mut progress);
         progress
     }
 
-    /// The same, in the memory of the round before.
+    /// Sets the progress to the beginning of a round, in the memory of the round before.
     pub(crate) fn begin_again(&self, progress: &mut Progress) {
         progress.given.clear();
         progress.given.extend(self.counters.iter().map(|counter| counter.before));
         progress.ran = 0;
     }
 
-    /// All of a contribution, in the pieces that this table divides it into.
+    /// Returns the whole contribution, in the pieces into which this table divides it.
     pub(crate) fn whole(&self) -> Chunk {
         self.whole
     }
@@ -216,33 +216,34 @@ impl Table {
         &self.rows[row]
     }
 
-    /// This rank starts the round.
+    /// Starts the round from this rank.
     pub(crate) fn activate(&self, progress: &mut Progress) {
         progress.given[self.active] |= 1 << BY_ITSELF;
     }
 
-    /// Whether the round has started, as far as this rank knows.
+    /// Returns whether the round has started, as far as this rank knows.
     pub(crate) fn is_activated(&self, progress: &Progress) -> bool {
         progress.given[self.active] > 0
     }
 
-    /// Whether the gate is closed.
+    /// Returns whether the gate is closed.
     pub(crate) fn is_sealed(&self, progress: &Progress) -> bool {
         progress.ran >> self.seal & 1 == 1
     }
 
-    /// Whether all rows have run.
+    /// Returns whether all rows have run.
     pub(crate) fn has_run(&self, progress: &Progress) -> bool {
         progress.ran.count_ones() as usize == self.rows.len()
     }
 
-    /// Whether all rows have run and the outcome is there; `is_given` says whether an input has come from another rank.
+    /// Returns whether all rows have run and the outcome is there; `is_given` returns whether an input has come from
+    /// another rank.
     pub(crate) fn is_complete(&self, progress: &mut Progress, is_given: impl Fn(usize) -> bool) -> bool {
         self.has_run(progress) && self.is_reached(self.done, progress, is_given)
     }
 
-    /// Whether a rank has given an input in this round, and so takes part in it; `is_given` says whether an input has come
-    /// from another rank.
+    /// Returns whether a rank has given an input in this round, and so takes part in it; `is_given` returns whether an
+    /// input has come from another rank.
     pub(crate) fn takes_part(&self, number: u32, is_given: impl Fn(usize) -> bool) -> bool {
         let mut inputs = self.counters.iter().flat_map(|counter| &counter.remote);
         inputs.any(|remote| remote.from == number && is_given(remote.cell))
@@ -258,20 +259,20 @@ impl Table {
         given.count_ones() >= inputs.threshold
     }
 
-    /// A row that is due; `is_given` says whether an input has come from another rank.
+    /// Returns a row that is due; `is_given` returns whether an input has come from another rank.
     pub(crate) fn next(&self, progress: &mut Progress, is_given: impl Fn(usize) -> bool) -> Option<usize> {
         let is_due =
             |row: &usize| progress.ran >> row & 1 == 0 && self.is_reached(self.rows[*row].when, progress, &is_given);
         (0..self.rows.len()).find(is_due)
     }
 
-    /// A row has run: gives the rank's own inputs.
+    /// Notes that a row has run, and gives the rank's own inputs.
     pub(crate) fn ran(&self, row: usize, progress: &mut Progress) {
         progress.ran |= 1 << row;
         self.rows[row].gives.iter().for_each(|&(counter, input)| progress.given[counter] |= 1 << input);
     }
 
-    /// The ranks whose data rows wait for that need nothing else.
+    /// Returns the ranks whose data is all that some rows still wait for.
     pub(crate) fn awaited(&self, progress: &Progress) -> impl Iterator<Item = u32> {
         let waits = |row: &(usize, &ResolvedRow)| progress.ran >> row.0 & 1 == 0 && row.1.when != self.active;
         let counters = self.rows.iter().enumerate().filter(waits).map(|(_, row)| row.when);
@@ -284,14 +285,14 @@ impl Table {
     }
 }
 
-/// The rank that gives an input that the table itself does not give.
+/// Returns the rank that gives an input that the table itself does not give.
 fn sender(program: &Program, request: &Request, counter: Role, input: u32) -> Option<u32> {
     let (rank, ranks) = (program.rank, request.ranks);
     match counter {
-        // Where each rank starts by itself, no other one does; elsewhere the last input is the rank's own.
+        // Where each rank starts by itself, no other rank starts it; elsewhere the last input is the rank's own.
         Role::Active if request.start == Start::Everybody => None,
         Role::Active => (input < hops(ranks)).then(|| (rank + ranks - (1 << input)) % ranks),
-        // The partners of a level send each other what they have.
+        // The partners of a level send their data to each other.
         Role::Level(_) | Role::Gathered(_) => {
             let mut signals = program.operations.iter().flat_map(|operation| &operation.then);
             let partner = signals.find(|signal| signal.rank != rank && signal.counter == counter);
@@ -315,7 +316,7 @@ mod tests {
         (0..ranks).map(|rank| Table::new(&request, rank, InputCells::of(ranks))).collect()
     }
 
-    /// A rank runs O(log P) rows and sends no more messages than that, its arrival included.
+    /// A rank runs O(log P) rows and sends at most that number of messages, its arrival included.
     #[test]
     fn a_round_takes_few_messages_of_each_rank() {
         for (ranks, schedule) in (2..=300).flat_map(|ranks| RELAYED.map(|schedule| (ranks, schedule))) {
@@ -330,7 +331,7 @@ mod tests {
         }
     }
 
-    /// Runs all tables of a round, rows and messages in any order; returns how many rows waited for an input in vain.
+    /// Runs all tables of a round, rows and messages in any order; returns how often rows waited for an input in vain.
     fn play(tables: &[Table], starters: &[usize], mut draw: impl FnMut(usize) -> usize) {
         let mut given = vec![vec![false; InputCells::of(tables.len() as u32).count()]; tables.len()];
         let mut progress: Vec<Progress> = tables.iter().map(Table::begin).collect();

@@ -36,7 +36,7 @@ pub(crate) enum Want {
     Raise { round: u64, cell: usize },
     /// Makes earlier raises visible before later loads.
     Fence,
-    /// Wakes ranks that wait for an outcome: at most `most`, or as many as can help.
+    /// Wakes ranks that wait for an outcome: at most `most`, or all that can help.
     Call { most: Option<u32> },
 }
 
@@ -50,18 +50,18 @@ enum WorkerState {
     Owning { task: Task, written: bool },
     /// The compare-swap that closes the gate is in flight.
     Sealing { task: Task, found: u64 },
-    /// Has signalled; looks for operations that this triggered.
+    /// The worker has signalled; it reads which operations that triggered.
     Signalled { task: Task },
 }
 
-/// One rank's worker; see the module.
+/// One rank's worker; see the module documentation.
 #[derive(Clone, Debug)]
 pub(crate) struct Worker {
     me: u32,
     fault: Option<Fault>,
     todo: Vec<Task>,
     state: WorkerState,
-    /// A round, and how many of its shared operations this worker has looked at.
+    /// A round, and the number of its shared operations that this worker has checked.
     helped: (u64, usize),
     /// Operations carried out.
     pub(crate) tasks: u64,
@@ -77,21 +77,21 @@ pub(crate) trait SlotCells {
 }
 
 impl Row {
-    /// Whether all effects of the operation are visible.
+    /// Returns whether all effects of the operation are visible.
     pub(crate) fn has_signalled(&self, round: u64, cells: &impl SlotCells) -> bool {
         self.then.iter().all(|&(_, cell)| cells.load(round, cell) >= round)
     }
 }
 
 impl Layout {
-    /// The number of a counter's inputs that have come for a round.
+    /// Returns the number of a counter's inputs that have come for a round.
     pub(crate) fn value(&self, counter: u32, round: u64, cells: &impl SlotCells) -> u32 {
         let counter = &self.counters[counter as usize];
         let inputs = counter.first..counter.first + counter.inputs as usize;
         inputs.filter(|&cell| cells.load(round, cell) >= round).count() as u32
     }
 
-    /// Whether a counter has reached the threshold of its operations.
+    /// Returns whether a counter has reached the threshold of its operations.
     fn is_reached(&self, counter: u32, round: u64, cells: &impl SlotCells) -> bool {
         let counter = &self.counters[counter as usize];
         let (mut left, mut spare) = (counter.threshold, counter.inputs - counter.threshold);
@@ -111,13 +111,13 @@ impl Layout {
         false
     }
 
-    /// Whether a triggered operation has effects that are missing.
+    /// Returns whether a triggered operation lacks some of its effects.
     pub(crate) fn is_pending(&self, round: u64, cells: &impl SlotCells) -> bool {
         let unfinished = |row: &Row| !row.has_signalled(round, cells);
         self.rows.iter().any(|row| self.is_reached(row.when, round, cells) && unfinished(row))
     }
 
-    /// The owners of claimed operations that are not complete.
+    /// Returns the owners of claimed operations that are not complete.
     pub(crate) fn held(&self, round: u64, cells: &impl SlotCells) -> impl Iterator<Item = u32> {
         let claimed = move |row: u32| State::from_cell(cells.load(round, self.state(row)));
         let rows = (0..self.rows.len() as u32).map(move |row| (row, claimed(row)));
@@ -127,12 +127,12 @@ impl Layout {
         rows.filter(unfinished).map(|(_, state)| state.owner)
     }
 
-    /// Whether no rank has claimed an operation for a round.
+    /// Returns whether no rank has claimed an operation for a round.
     fn is_unclaimed(&self, row: u32, round: u64, cells: &impl SlotCells) -> bool {
         State::from_cell(cells.load(round, self.state(row))).round < round
     }
 
-    /// What the claim of an operation holds, if it can be claimed: no rank has, or the owner died
+    /// Returns the contents of an operation's claim, if it can be claimed: no rank has claimed it, or the owner died
     /// before its last signal.
     fn free_claim(
         &self,
@@ -147,14 +147,14 @@ impl Layout {
         free.then_some(found)
     }
 
-    /// Whether the round has fired, so that it needs nothing more from any application.
+    /// Returns whether the round has fired, so that it needs nothing more from any application.
     pub(crate) fn has_fired(&self, round: u64, cells: &impl SlotCells) -> bool {
         let mut seals = self.rows.iter().filter(|row| matches!(row.work, TaskWork::Seal(_)));
         let mut reached = |row: &Row| self.is_reached(row.when, round, cells);
         if self.start == Start::Everybody { seals.all(&mut reached) } else { seals.any(reached) }
     }
 
-    /// Whether the outcome of a round is complete.
+    /// Returns whether the outcome of a round is complete.
     pub(crate) fn is_complete(&self, round: u64, cells: &impl SlotCells) -> bool {
         self.is_reached(self.done, round, cells)
     }
@@ -175,12 +175,12 @@ impl Worker {
         }
     }
 
-    /// Hashes what its next steps depend on.
+    /// Hashes everything that its next steps depend on.
     pub(crate) fn fingerprint(&self, state: &mut impl Hasher) {
         (&self.todo, self.state, self.helped).hash(state);
     }
 
-    /// Holds no claim, so no rank waits for this worker.
+    /// Returns whether it holds no claim, so that no rank waits for this worker.
     pub(crate) fn has_nothing_pending(&self) -> bool {
         self.state == WorkerState::Idle
     }
@@ -189,20 +189,20 @@ impl Worker {
         self.state != WorkerState::Idle || !self.todo.is_empty()
     }
 
-    /// Forgets triggered operations that are not claimed; returns whether there were any. Others can find them.
+    /// Forgets triggered operations that are not claimed; returns whether there were any. Other ranks can find them.
     pub(crate) fn hand_over(&mut self) -> bool {
         let some = !self.todo.is_empty();
         self.todo.clear();
         some
     }
 
-    /// A round is complete, so what is queued for it was done by others. It must go: it lies below whatever comes
-    /// later, and the queue has memory for one round.
+    /// Removes the queued operations of a round that is complete: other ranks have run them. They must not stay: they
+    /// lie below later operations, and the queue has memory for one round.
     pub(crate) fn complete(&mut self, round: u64) {
         self.todo.retain(|task| task.round > round);
     }
 
-    /// An input of a counter was raised: queues what that triggers.
+    /// Queues the operations that a raised input of a counter triggers.
     pub(crate) fn moved(&mut self, layout: &Layout, counter: u32, round: u64, cells: &impl SlotCells) {
         let lacks_one = || layout.value(counter, round, cells) + 1 == layout.counters[counter as usize].threshold;
         if layout.is_reached(counter, round, cells) || (Fault::StartShort.is(self.fault) && lacks_one()) {
@@ -212,8 +212,8 @@ impl Worker {
         }
     }
 
-    /// Searches the whole table for triggered operations that no rank runs: left by a rank that
-    /// returned to its application, or claimed by one that `is_dead`. Only for an idle worker.
+    /// Searches the whole table for triggered operations that no rank runs, because a rank left them when it returned
+    /// to its application, or a rank that `is_dead` claimed them. Only for an idle worker.
     pub(crate) fn search(
         &mut self,
         layout: &Layout,
@@ -232,8 +232,7 @@ impl Worker {
         }
     }
 
-    /// For a counter that triggers many operations: queues the first unclaimed one, starting with
-    /// this rank's share.
+    /// Queues the first unclaimed operation of a counter that triggers many, starting with this rank's share.
     pub(crate) fn help(&mut self, layout: &Layout, round: u64, ranks: u32, cells: &impl SlotCells) {
         let Some(counter) = layout.shared_work.filter(|_| !self.has_work()) else { return };
         if self.helped == (round, layout.counters[counter as usize].rows.len())
@@ -255,7 +254,7 @@ impl Worker {
         }
     }
 
-    /// Goes on until it needs an answer; returns whether there was anything to do.
+    /// Continues until it needs an answer; returns whether there was anything to do.
     pub(crate) fn step(
         &mut self,
         layout: &Layout,

@@ -1,4 +1,4 @@
-//! What the parts of a machine share.
+//! The state that the parts of a machine share.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::plan::Plan;
 use super::stats::Stats;
 use crate::fault::Fault;
 
-/// What each part of a machine reads and changes besides its own state.
+/// The state that each part of a machine reads and changes besides its own.
 #[derive(Clone, Debug)]
 pub(super) struct Context {
     pub plan: Arc<Plan>,
@@ -18,14 +18,14 @@ pub(super) struct Context {
     pub stats: Stats,
     /// The time that the caller gave with its last call.
     pub now: Time,
-    /// What the endpoint says of itself: [`waits_fence_peer`](crate::fabric::Endpoint::waits_fence_peer).
+    /// What the endpoint reports as [`waits_fence_peer`](crate::fabric::Endpoint::waits_fence_peer).
     pub waits_fence_peer: bool,
-    /// What cannot be, unless a rank has written where it must not.
+    /// An impossible state: a rank has written where it must not.
     pub problem: Option<&'static str>,
 }
 
 impl Context {
-    /// The next round has fired, with the cut that was filled in.
+    /// Notes that the next round has fired with the cut that was filled in.
     #[inline]
     pub(super) fn fire(&mut self, round: u64) {
         if self.ledger.cut(round).is_damaged() {
@@ -35,7 +35,7 @@ impl Context {
         self.outbox.note();
     }
 
-    /// The outcome of the next round is complete.
+    /// Notes that the outcome of the next round is complete.
     #[inline]
     pub(super) fn land(&mut self, round: u64) {
         self.ledger.land(round);

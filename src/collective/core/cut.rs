@@ -1,4 +1,4 @@
-//! The cut of a round: whose contributions it holds, and its form on the wire.
+//! The cut of a round: the contributions that it holds, and its form on the wire.
 
 use super::entry::{Entries, Entry, Part};
 use crate::rank_set::RankSet;
@@ -10,18 +10,18 @@ pub struct Cut {
     pub(crate) round: u64,
     pub(crate) initiator: Option<u32>,
     pub(crate) entries: Entries,
-    /// What was read is no cut of this world.
+    /// The cells that were read do not form a cut of this world.
     is_damaged: bool,
 }
 
 impl Cut {
-    /// A cut that makes memory for all entries that it can have when it begins for the first time, if
-    /// that is not done before.
+    /// Returns an empty cut. The first [`begin`](Cut::begin) reserves memory for the greatest number of entries, unless
+    /// [`reserve`](Cut::reserve) has done so before.
     pub(crate) fn with_room_for(ranks: u32) -> Self {
         Cut { entries: Entries::with_room_for(2 * ranks as usize), ..Cut::default() }
     }
 
-    /// A cut with these entries, which are in the order of reduction.
+    /// Returns a cut with these entries, which the caller gives in the order of reduction.
     pub(crate) fn of_entries(round: u64, initiator: Option<u32>, entries: Vec<Entry>) -> Self {
         let mut cut = Cut { round, initiator, entries: Entries::with_room_for(entries.len()), is_damaged: false };
         cut.entries.clear();
@@ -29,37 +29,38 @@ impl Cut {
         cut
     }
 
-    /// Makes its memory now.
+    /// Reserves the memory of the cut now.
     pub(crate) fn reserve(&mut self) {
         self.entries.reserve();
     }
 
-    /// Empties it for a round.
+    /// Empties the cut for a round.
     pub(crate) fn begin(&mut self, round: u64, initiator: Option<u32>) {
         (self.round, self.initiator, self.is_damaged) = (round, initiator, false);
         self.entries.clear();
     }
 
-    /// Makes it that of a round that no single rank has closed.
+    /// Makes it the cut of a round that no single rank has closed.
     pub(crate) fn fill(&mut self, round: u64, entries: impl Iterator<Item = Entry>) {
         self.begin(round, None);
         entries.for_each(|entry| self.entries.push(entry));
     }
 
-    /// The round, counted from 1, those before a [`checkpoint`](crate::AllreduceBuilder::restore) included.
+    /// The number of the round, counted from 1. Rounds before a [`checkpoint`](crate::AllreduceBuilder::restore) count
+    /// too.
     #[must_use]
     pub fn round(&self) -> u64 {
         self.round
     }
 
-    /// The rank whose arrival closed the cut; none in a synchronous round, which every rank
-    /// closes for itself, or where a provider counted the arrivals.
+    /// The rank whose arrival closed the cut. There is none in a synchronous round, because every rank closes it for
+    /// itself, nor where a provider counted the arrivals.
     #[must_use]
     pub fn initiator(&self) -> Option<u32> {
         self.initiator
     }
 
-    /// Every part, in the order of reduction: ascending rank, carried before fresh.
+    /// Every entry, in the order of reduction: ascending rank, carried before fresh.
     pub fn entries(&self) -> impl ExactSizeIterator<Item = Entry> + DoubleEndedIterator + Clone {
         self.entries.iter()
     }
@@ -92,7 +93,7 @@ impl Cut {
         self.leaving().collect()
     }
 
-    /// Adds what a gate let in; `weight` says that of what is in a buffer.
+    /// Adds the contents of a rank's gate. `weight` returns the weight of the contribution in a buffer.
     pub(crate) fn add_gate(&mut self, rank: u32, deposit: Deposit, weight: impl Fn(u32) -> u16) {
         if deposit.initiator {
             self.note_initiator(rank);
@@ -108,12 +109,12 @@ impl Cut {
         }
     }
 
-    /// Of several initiators the lowest rank is named.
+    /// Notes an initiator. Of several initiators, the cut names the lowest rank.
     fn note_initiator(&mut self, rank: u32) {
         self.initiator = Some(self.initiator.map_or(rank, |known| known.min(rank)));
     }
 
-    /// What a rank has in it, if anything: at most one entry that is carried, and behind it one that is not.
+    /// Returns the entries of a rank: at most one carried entry, followed by at most one that is not carried.
     pub(crate) fn of(&self, rank: u32) -> impl Iterator<Item = Entry> {
         self.entries.at_or_after(rank).take_while(move |entry| entry.rank == rank)
     }
@@ -122,28 +123,28 @@ impl Cut {
         self.of(rank).any(|entry| entry.part == part)
     }
 
-    /// Cells that the record of a cut takes at least: round, head and one entry.
+    /// The smallest number of cells in the record of a cut: round, head and one entry.
     pub(crate) const LEAST_CELLS: usize = 3;
 
-    /// Cells that the record of a cut takes at most: round, head and two entries a rank.
+    /// Returns the greatest number of cells in the record of a cut: round, head and two entries for each rank.
     pub(crate) fn cells(ranks: u32) -> usize {
         2 + 2 * ranks as usize
     }
 
-    /// Everything but the round, which is written last and makes the record valid.
+    /// Returns all cells of the record except the round, which is written last and makes the record valid.
     pub(crate) fn encode(&self) -> impl Iterator<Item = u64> + '_ {
         let initiator = self.initiator.map_or(0, |rank| u64::from(rank) + 1);
         let head = initiator << 32 | self.entries.len() as u64;
         std::iter::once(head).chain(self.entries.cells())
     }
 
-    /// Reads what [`Cut::encode`] wrote: `cell` returns what it wrote in this order.
+    /// Reads what [`Cut::encode`] wrote: `cell` returns the cells in the order in which it wrote them.
     pub(crate) fn decode(&mut self, round: u64, cell: impl Fn(usize) -> u64) {
         self.begin(round, None);
         self.add(cell);
     }
 
-    /// Adds what [`Cut::encode`] wrote of other ranks.
+    /// Adds the entries of other ranks that [`Cut::encode`] wrote.
     pub(crate) fn add(&mut self, cell: impl Fn(usize) -> u64) {
         let head = cell(0);
         if let Some(rank) = (head >> 32).checked_sub(1) {
@@ -158,7 +159,7 @@ impl Cut {
         }
     }
 
-    /// Whether something else than a cut was read: a rank has written where it must not.
+    /// Returns whether the cells that were read do not form a cut, because a rank has written where it must not.
     pub(super) fn is_damaged(&self) -> bool {
         self.is_damaged
     }

@@ -1,11 +1,12 @@
-//! The entries of a cut, each a cell: as the record has them, so that a cut takes no more memory than its record.
+//! The entries of a cut. Each is one cell, in the form that the record has, so a cut takes no more memory than its
+//! record.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 
-/// In what way a rank takes part in a round. There are no others: a program that reads cuts handles all three.
+/// How a rank takes part in a round. There are only these three ways: a program that reads cuts handles all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Part {
@@ -21,15 +22,16 @@ pub enum Part {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Entry {
-    /// Whose.
+    /// The rank.
     pub rank: u32,
     /// Fresh, carried or leaving.
     pub part: Part,
-    /// Rounds between the one it was made for and the one it entered; 0 when fresh.
+    /// The number of rounds by which the contribution entered late; 0 when fresh.
     pub age: u64,
-    /// What it was given with [`Allreduce::weigh`](crate::Allreduce::weigh); else 1.
+    /// The weight that [`Allreduce::weigh`](crate::Allreduce::weigh) gave the contribution; otherwise 1.
     pub weight: u16,
-    /// Which of the rank's buffers holds it, for a rank that reads it there; no part of what was agreed.
+    /// The rank's buffer that holds the contribution, for a rank that reads it there. It is not part of what was
+    /// agreed.
     pub(crate) buffer: u32,
 }
 
@@ -53,7 +55,7 @@ const PART_BITS: u32 = 2;
 const WEIGHT_BITS: u32 = u16::BITS;
 const PART_SHIFT: u32 = RANK_BITS + BUFFER_BITS;
 const WEIGHT_SHIFT: u32 = PART_SHIFT + PART_BITS;
-/// The rest is the age, and more than enough: a contribution is late by little more than the depth.
+/// The bits above hold the age. They are more than enough: a contribution is late by little more than the depth.
 const AGE_SHIFT: u32 = WEIGHT_SHIFT + WEIGHT_BITS;
 
 impl Part {
@@ -101,15 +103,15 @@ impl Entry {
     }
 }
 
-/// Entries in the order of reduction.
+/// The entries of a cut in the order of reduction.
 #[derive(Default)]
 pub(crate) struct Entries {
     cells: Vec<u64>,
-    /// How many there can be.
+    /// The greatest number of entries.
     most: usize,
 }
 
-/// What was agreed of an entry's cell.
+/// The bits of an entry's cell that ranks have agreed on.
 const AGREED: u64 = !(((1 << BUFFER_BITS) - 1) << RANK_BITS);
 
 impl Entries {
@@ -117,12 +119,12 @@ impl Entries {
         Entries { cells: Vec::new(), most }
     }
 
-    /// How many there may be.
+    /// Returns the greatest number of entries.
     pub(super) fn most(&self) -> usize {
         self.most
     }
 
-    /// How many more there may be.
+    /// Returns how many more entries fit.
     pub(super) fn room(&self) -> usize {
         self.most.saturating_sub(self.cells.len())
     }
@@ -131,13 +133,13 @@ impl Entries {
         self.cells.len()
     }
 
-    /// Makes memory for all that there can be, if there is none: at the latest the first time.
+    /// Removes all entries, and reserves memory for the greatest number of them if that was not done before.
     pub(crate) fn clear(&mut self) {
         self.cells.clear();
         self.reserve();
     }
 
-    /// Makes memory for all that there can be.
+    /// Reserves memory for the greatest number of entries.
     pub(super) fn reserve(&mut self) {
         self.cells.reserve_exact(self.most.saturating_sub(self.cells.len()));
     }
@@ -162,18 +164,18 @@ impl Entries {
         self.from(0)
     }
 
-    /// All from entry `first` on.
+    /// Returns the entries from index `first` on.
     pub(crate) fn from(&self, first: usize) -> impl ExactSizeIterator<Item = Entry> + DoubleEndedIterator + Clone {
         self.cells[first..].iter().map(|&cell| Entry::decode(cell))
     }
 
-    /// The ranks that take part in this way. Rounds are looked through for those that leave, and few do.
+    /// Returns the ranks that take part in this way. Each round is searched for leaving ranks, and few leave.
     pub(crate) fn ranks(&self, part: Part) -> impl Iterator<Item = u32> {
         let (code, field) = (part.code() << PART_SHIFT, ((1 << PART_BITS) - 1) << PART_SHIFT);
         self.cells().filter(move |cell| cell & field == code).map(|cell| Entry::decode(cell).rank)
     }
 
-    /// Those of a rank, and of all behind it.
+    /// Returns the entries of a rank and of all higher ranks.
     pub(super) fn at_or_after(&self, rank: u32) -> impl Iterator<Item = Entry> {
         self.from(self.cells.partition_point(|&cell| Entry::decode(cell).rank < rank))
     }
@@ -188,7 +190,7 @@ impl Clone for Entries {
         Entries { cells: self.cells.clone(), most: self.most }
     }
 
-    /// Keeps the memory for all that there can be.
+    /// Keeps the memory for the greatest number of entries.
     fn clone_from(&mut self, source: &Self) {
         self.most = source.most;
         self.clear();
@@ -198,7 +200,7 @@ impl Clone for Entries {
 
 impl PartialEq for Entries {
     fn eq(&self, other: &Self) -> bool {
-        // Usually they are equal, and to look at all of them at once is quickest.
+        // Both are usually equal, so comparing all cells at once is the fastest.
         let differences = self.agreed().zip(other.agreed()).fold(0, |seen, (mine, other)| seen | (mine ^ other));
         self.len() == other.len() && differences == 0
     }

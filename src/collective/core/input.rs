@@ -1,13 +1,13 @@
-//! What a machine is given: the time, a cx of its host's cells, and how much it may do.
+//! What a machine receives: the time, a view of its host's cells, and how much work it may do.
 
 use serde::{Deserialize, Serialize};
 
 pub(crate) use crate::time::Time;
 
-/// Released by a rank that left: nothing will ever wait for it.
+/// The release of a rank that has left: no rank ever waits for it.
 pub(crate) const FOREVER: u64 = u64::MAX;
 
-/// The control cells of the own host, as they are now. Loads have acquire order.
+/// The current control cells of this host. Loads have acquire order.
 pub(crate) trait Cells {
     fn load(&self, cell: usize) -> u64;
 }
@@ -18,14 +18,14 @@ impl<F: Fn(usize) -> u64> Cells for F {
     }
 }
 
-/// How much a call does for others.
+/// How much work a call does for other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Effort {
-    /// Nothing: it returns at once.
+    /// The call does no work and returns at once.
     Nothing,
-    /// What its own changes set off, and shares of large data.
+    /// The call does the work that its own changes trigger, and shares of large data.
     Work,
-    /// Also looks for what others left undone.
+    /// The call also searches for work that other ranks left undone.
     Search,
 }

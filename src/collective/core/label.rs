@@ -1,27 +1,28 @@
-//! What ranks relay: data, and right in front of it what it is.
+//! The form of relayed data: the data, and a label right in front of it that describes it.
 //!
-//! From the data on downwards lie a head (as a record has it), the form of the data, an entry for each part, and the
-//! ranks that have no room for the next round. So both ends of a write know where it begins, however many entries there are.
+//! From the data downwards lie a head (in the form that a record has), the form of the data, an entry for each part,
+//! and the ranks that have no free slot for the next round. So both ends of a write know where it begins, whatever the
+//! number of entries.
 
 use super::entry::{Entry, Part};
 
-/// How data lies behind its label.
+/// How data lies after its label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// Contributions as they were handed in, one after the other: none, one or two.
+    /// Contributions as they were handed in, one after the other: zero, one or two.
     Rows(usize),
     /// A sum, in the width in which sums are made.
     Sum,
 }
 
 impl Form {
-    /// Rows that such data has.
+    /// Returns the number of rows in data of this form.
     pub(crate) fn rows(self) -> usize {
         if let Form::Rows(rows) = self { rows } else { 1 }
     }
 }
 
-/// A label, read by cells: the first one lies right in front of the data.
+/// A label, read by cells: the first cell lies right in front of the data.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Label<F> {
     cell: F,
@@ -38,7 +39,7 @@ impl<F: Fn(usize) -> u64> Label<F> {
         Label { cell }
     }
 
-    /// The cells of a record: its head, and then the entries.
+    /// Returns the cells of a record: its head, and then the entries.
     pub(crate) fn record(&self, index: usize) -> u64 {
         (self.cell)(if index == 0 { HEAD } else { ENTRIES + index - 1 })
     }
@@ -54,20 +55,20 @@ impl<F: Fn(usize) -> u64> Label<F> {
         }
     }
 
-    /// Ranks that have no room for the next round.
+    /// Returns the ranks that have no free slot for the next round.
     pub(crate) fn without_slot(&self) -> impl Iterator<Item = u32> {
         let first = ENTRIES + self.entries();
         let count = ((self.cell)(FORM) >> FORM_BITS) as usize;
         (first..first + count).map(|index| (self.cell)(index) as u32)
     }
 
-    /// Cells that it has.
+    /// Returns the number of cells of the label.
     pub(crate) fn cells(&self) -> usize {
         ENTRIES + self.entries() + ((self.cell)(FORM) >> FORM_BITS) as usize
     }
 }
 
-/// The cells of a label, the first one right in front of the data.
+/// Returns the cells of a label; the first one lies right in front of the data.
 pub(crate) fn label<'a>(
     mut record: impl Iterator<Item = u64> + 'a,
     form: Form,
@@ -81,12 +82,12 @@ pub(crate) fn label<'a>(
     head.chain(record).chain(without_slot.iter().map(|&rank| u64::from(rank)))
 }
 
-/// Most cells of a label of what `ranks` ranks have a part in.
+/// Returns the greatest number of cells in a label of data that `ranks` ranks take part in.
 pub(crate) fn most_cells(ranks: u32) -> usize {
     ENTRIES + 3 * ranks as usize
 }
 
-/// How a few entries' data lies that is not summed.
+/// Returns the form of the data of a few entries that is not summed.
 pub(crate) fn rows(entries: impl Iterator<Item = Entry>) -> Form {
     Form::Rows(entries.filter(|entry| entry.part != Part::Leaving).count())
 }

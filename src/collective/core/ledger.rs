@@ -1,4 +1,4 @@
-//! What rounds have come to, as far as this rank knows.
+//! The state of rounds, as far as this rank knows it.
 
 use std::hash::{Hash, Hasher};
 use std::ops::RangeInclusive;
@@ -14,7 +14,7 @@ use crate::fault::Fault;
 use crate::rank_set::RankSet;
 use crate::rule::AgreementBy;
 
-/// How far this rank is with its rounds, and which ranks take part in the next one.
+/// How far this rank has come with its rounds, and which ranks take part in the next one.
 #[derive(Clone, Debug)]
 pub(super) struct Ledger {
     /// Newest round returned to the caller.
@@ -23,41 +23,41 @@ pub(super) struct Ledger {
     fired: u64,
     /// Newest round whose outcome is complete on this host.
     landed: u64,
-    /// Newest round that was released.
+    /// Newest round that this rank has released.
     released: u64,
-    /// A release that waits for pushes.
+    /// A release that waits until pushes have landed.
     release_later: u64,
-    /// What is known of the releases of all.
+    /// What this rank knows of the releases of all ranks.
     releases: Releases,
     /// Cuts of the rounds after `taken`, by slot.
     cuts: Vec<Cut>,
     /// Where ranks are on several hosts: the homes of the rounds that have not landed and of the next one, by slot.
     homes: Vec<u32>,
-    /// The round whose record was looked for last, and the cell of its round.
+    /// The round whose record this rank read last, and the cell of that record's round.
     record: (u64, usize),
     /// Ranks that take part in round `fired + 1`.
     active: RankSet,
     /// Ranks that left with round `fired`.
     leavers: RankSet,
-    /// Ranks that took part in another round: made when it is asked for, and kept for its memory.
+    /// Ranks that took part in another round. It is computed on demand and kept for its memory.
     others: RankSet,
     /// Ranks that died.
     dead: RankSet,
-    /// The round that has this rank's last arrival.
+    /// The round that holds this rank's last arrival.
     left: Option<u64>,
-    /// The cuts of rounds that fired and were not fetched, if they are recorded.
+    /// The cuts of fired rounds that were not fetched, if cuts are recorded.
     log: Option<Vec<Cut>>,
 }
 
 impl Hash for Ledger {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        // What the other slots hold is never read.
+        // Other slots are never read.
         for cut in self.cuts.iter().filter(|cut| cut.round > self.taken) {
-            // With where contributions lie, which is no part of what was agreed.
+            // The encoded cut includes the buffers of the contributions, which are not part of what was agreed.
             cut.round.hash(state);
             cut.encode().for_each(|cell| cell.hash(state));
         }
-        // What is known of the releases of others says no more than their cells.
+        // What this rank knows of other ranks' releases follows from their cells.
         let Ledger { taken, fired, landed, released, release_later, active, leavers, dead, left, .. } = self;
         (taken, fired, landed, released, release_later, active, leavers, dead, left).hash(state);
         if !self.homes.is_empty() {
@@ -67,7 +67,7 @@ impl Hash for Ledger {
 }
 
 impl Ledger {
-    /// Makes the memory of its cuts now.
+    /// Reserves the memory of the cuts now.
     pub(super) fn reserve(&mut self) {
         self.cuts.iter_mut().for_each(Cut::reserve);
     }
@@ -105,7 +105,7 @@ impl Ledger {
         self.fired
     }
 
-    /// The round that fires next.
+    /// Returns the round that fires next.
     #[inline]
     pub(super) fn open(&self) -> u64 {
         self.fired + 1
@@ -125,12 +125,12 @@ impl Ledger {
         self.left.is_some()
     }
 
-    /// Whether this rank has left, and its caller has released all that it had.
+    /// Returns whether this rank has left and its caller has released every round.
     pub(super) fn reads_no_more(&self) -> bool {
         self.left.is_some_and(|round| self.released >= round)
     }
 
-    /// Ranks that take part in the round that fires next.
+    /// Returns the ranks that take part in the round that fires next.
     #[inline]
     pub(super) fn active(&self) -> &RankSet {
         &self.active
@@ -145,13 +145,13 @@ impl Ledger {
         self.dead.contains(rank)
     }
 
-    /// Whether the caller may have a round before it takes others, by the depth of the ring.
+    /// Returns whether the depth of the ring allows the caller to get a round before it takes others.
     #[inline]
     pub(super) fn is_within_depth(&self, round: u64, plan: &Plan) -> bool {
         round - self.taken <= plan.depth
     }
 
-    /// Whether this rank has a use for the next round, and the ring a slot for it.
+    /// Returns whether this rank can use the next round and the ring has a slot for it.
     #[inline]
     pub(super) fn wants_next(&self, plan: &Plan) -> bool {
         !self.has_left() && self.is_within_depth(self.open(), plan)
@@ -167,20 +167,20 @@ impl Ledger {
         &self.cuts[self.slot(round)]
     }
 
-    /// The cut of a round that is about to fire, to be filled in.
+    /// Returns the cut of a round that is about to fire, for the caller to fill in.
     #[inline]
     pub(super) fn cut_mut(&mut self, round: u64) -> &mut Cut {
         let slot = self.slot(round);
         &mut self.cuts[slot]
     }
 
-    /// The host whose memory holds the words and claims of a round, which is the next one or has not landed.
+    /// Returns the host whose memory holds the words and claims of a round: the next round or one that has not landed.
     #[inline]
     pub(super) fn home_host(&self, round: u64, plan: &Plan) -> u32 {
         self.homes.get(self.slot(round)).map_or_else(|| plan.host(), |&home| plan.host_of(home))
     }
 
-    /// The rank there that looks after them.
+    /// Returns the rank whose memory holds them.
     pub(super) fn home(&self, round: u64, plan: &Plan) -> u32 {
         match self.homes.get(self.slot(round)) {
             Some(&home) => home,
@@ -188,7 +188,7 @@ impl Ledger {
         }
     }
 
-    /// The same host for the round after the one whose cut is known and is about to fire.
+    /// Returns the home host of the round after `round`, whose cut is known and which is about to fire.
     pub(super) fn home_host_after(&mut self, round: u64, plan: &Plan) -> u32 {
         if self.homes.is_empty() {
             return plan.host();
@@ -197,16 +197,16 @@ impl Ledger {
         plan.host_of(plan.home(round + 1, self.active_after(round), initiator))
     }
 
-    /// The same, beside the ranks that take part in the round.
+    /// Returns the cut of a round that is about to fire, and the ranks that take part in that round.
     #[inline]
     pub(super) fn cut_of_active(&mut self, round: u64) -> (&mut Cut, &RankSet) {
         let slot = self.slot(round);
         (&mut self.cuts[slot], &self.active)
     }
 
-    /// Reads the cut of a round from its record on this host; whether it is there.
+    /// Reads the cut of a round from its record on this host, and returns whether the record is there.
     pub(super) fn read_record(&mut self, round: u64, plan: &Plan, cells: &impl Cells) -> bool {
-        // Every poll of a rank that waits looks there.
+        // Every poll of a waiting rank reads this cell.
         if self.record.0 != round {
             self.record = (round, plan.record(round));
         }
@@ -219,7 +219,7 @@ impl Ledger {
         known
     }
 
-    /// Ranks that take part in the round after the one whose cut is known and is about to fire.
+    /// Returns the ranks that take part in the round after `round`, whose cut is known and which is about to fire.
     pub(super) fn active_after(&mut self, round: u64) -> &RankSet {
         self.others.clone_from(&self.active);
         let slot = self.slot(round);
@@ -227,7 +227,7 @@ impl Ledger {
         &self.others
     }
 
-    /// Ranks that took part in a round that fired: those active now and those who left since.
+    /// Returns the ranks that took part in a fired round: the active ranks and those that left since.
     pub(super) fn active_in(&mut self, round: u64) -> &RankSet {
         self.others.clone_from(&self.active);
         for later in round..=self.fired {
@@ -237,7 +237,7 @@ impl Ledger {
         &self.others
     }
 
-    /// The next round has fired, with the cut that was filled in.
+    /// Notes that the next round has fired with the cut that was filled in.
     pub(super) fn fire(&mut self, round: u64, plan: &Plan) {
         debug_assert_eq!(round, self.fired + 1);
         self.fired = round;
@@ -263,47 +263,47 @@ impl Ledger {
         self.log = Some(Vec::new());
     }
 
-    /// The cuts that were recorded since this was asked last.
+    /// Returns the cuts that were recorded since the last call.
     pub(super) fn recorded(&mut self) -> Vec<Cut> {
         self.log.as_mut().map_or_else(Vec::new, std::mem::take)
     }
 
-    /// The outcome of the next round is complete.
+    /// Notes that the outcome of the next round is complete.
     #[inline]
     pub(super) fn land(&mut self, round: u64) {
         debug_assert_eq!(round, self.landed + 1);
         self.landed = round;
     }
 
-    /// The caller has what has landed, up to the round in which it leaves.
+    /// Notes that the caller takes all landed rounds, up to the round in which it leaves.
     #[inline]
     pub(super) fn take(&mut self) {
         self.taken = self.left.map_or(self.landed, |last| self.landed.min(last));
     }
 
-    /// The caller has the rounds up to this one, which have landed.
+    /// Notes that the caller takes the rounds up to this one, which have landed.
     #[inline]
     pub(super) fn take_up_to(&mut self, round: u64) {
         debug_assert!(self.taken < round && round <= self.landed);
         self.taken = round;
     }
 
-    /// This rank passes a round over, which has fired and whose outcome it does not want.
+    /// Skips a fired round whose outcome this rank does not need.
     pub(super) fn pass_over(&mut self, round: u64) {
         (self.taken, self.landed) = (round, round);
     }
 
-    /// This rank's last arrival is in a round.
+    /// Notes that a round holds this rank's last arrival.
     pub(super) fn leave(&mut self, round: u64) {
         self.left = Some(round);
     }
 
-    /// A rank died.
+    /// Notes that a rank died.
     pub(super) fn bury(&mut self, rank: u32) {
         self.dead.insert(rank);
     }
 
-    /// Gives the cuts of rounds that were taken to their keeper, for old ones.
+    /// Moves the cuts of taken rounds to `keepers`, in exchange for old cuts.
     #[inline]
     pub(super) fn hand_cuts_to(&mut self, rounds: RangeInclusive<u64>, keepers: &mut [Cut]) {
         for round in rounds {
@@ -312,25 +312,26 @@ impl Ledger {
         }
     }
 
-    /// Whether all ranks have released `round`, so what it used may be used again.
+    /// Returns whether all ranks have released `round`, so that its memory can be reused.
     pub(super) fn is_released(&mut self, round: u64, plan: &Plan, cells: &impl Cells) -> bool {
         let round = if plan.fault(Fault::ReuseSlotEarly) { round.saturating_sub(1) } else { round };
         self.releases.reach(round, plan.ranks, |rank| cells.load(plan.released(rank)))
     }
 
-    /// Says that no rank here reads outcomes up to `round` any more.
+    /// Notes that no caller on this rank reads outcomes up to `round` any more.
     pub(super) fn release(&mut self, round: u64, plan: &Plan, outbox: &mut Outbox) {
         let agreement = plan.agreement;
-        // A synchronous arrival says by itself that everything before it was released.
+        // A synchronous arrival implies that this rank has released everything before it.
         let by_arrival = agreement == AgreementBy::Tags && round != FOREVER;
         if by_arrival || plan.fault(Fault::SkipRelease) || round <= self.released {
             return;
         }
         if matches!(agreement, AgreementBy::Relays | AgreementBy::Cards) {
-            // Outcomes are private: the others learn of it if they wait for it, or when the slot is armed again.
+            // Outcomes are private. Other ranks learn of the release if they wait for it, or when the slot is armed
+            // again.
             self.released = round;
             if agreement == AgreementBy::Relays && round == FOREVER {
-                // Nothing of this rank is in flight any more: what it wrote to will be written by others.
+                // This rank has nothing in flight any more, so other ranks may write to the memory that it wrote to.
                 for host in plan.hosts_elsewhere(&self.active) {
                     outbox.signal(Counted::Notice, host, None, (plan.released(plan.me), Change::Set(FOREVER)));
                 }
@@ -353,12 +354,12 @@ impl Ledger {
         }
     }
 
-    /// Whether a release waits for pushes.
+    /// Returns whether a release waits for pushes.
     pub(super) fn releases_later(&self) -> bool {
         self.release_later > 0
     }
 
-    /// Releases what waits for pushes, once there are none.
+    /// Carries out the release that waits for pushes, once no push is in flight.
     pub(super) fn release_what_waits(&mut self, plan: &Plan, outbox: &mut Outbox) {
         if self.release_later > 0 && !outbox.has(Counted::Push) {
             let round = std::mem::take(&mut self.release_later);

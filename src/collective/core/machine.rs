@@ -1,4 +1,4 @@
-//! One rank of one collective: passes what happens on to the part that it is for.
+//! One rank of one collective. The machine dispatches each event to the part responsible for it.
 
 mod program;
 
@@ -26,21 +26,24 @@ use crate::trigger::Start;
 ///
 /// It has four kinds of methods:
 ///
-/// - *Commands* are what the caller wants: [`arrive`](Machine::arrive), [`take`](Machine::take), [`release`](Machine::release),
-///   [`leave`](Machine::leave). They only note it.
-/// - *Events* are what happens: [`poll`](Machine::poll) looks at the cells of this host and goes on as far as it can,
-///   [`next_op`](Machine::next_op) hands out an operation, [`complete`](Machine::complete) takes the result of one.
+/// - *Commands* come from the caller: [`arrive`](Machine::arrive), [`take`](Machine::take),
+///   [`release`](Machine::release), [`leave`](Machine::leave). They only record what the caller wants.
+/// - *Events* report what happened: [`poll`](Machine::poll) reads the cells of this host and proceeds as far as
+///   possible, [`next_op`](Machine::next_op) hands out an operation, [`complete`](Machine::complete) takes the result
+///   of one.
 /// - *Questions* change nothing, such as [`is_ready`](Machine::is_ready) and [`missing`](Machine::missing).
-/// - What only a program needs of its driver, or a provider, asks the form of agreement that runs it.
+/// - Questions that only a program or a provider asks go to the form of agreement that runs it.
 ///
-/// The driver calls `poll` after each command and each completion. While that returns true, it carries out all operations that
-/// `next_op` gives, in their order, and calls `poll` again. An operation without a token has had its effect when the next one is
-/// asked for; one with a token ends with `complete`, once, at any time later. Once `poll` returns false, nothing happens before a
-/// cell of this host changes, an operation completes, or it is [`next_timer`](Machine::next_timer).
+/// The driver calls `poll` after each command and each completion. While `poll` returns true, the driver carries out
+/// all operations that `next_op` returns, in their order, and calls `poll` again. An operation without a token has
+/// taken effect when the driver asks for the next one. An operation with a token ends with `complete`, once, at any
+/// later time. Once `poll` returns false, nothing happens before a cell of this host changes, an operation completes,
+/// or the time reaches [`next_timer`](Machine::next_timer).
 ///
-/// A caller writes into [`buffer`](Machine::buffer), calls `arrive`, and drives the machine until `is_ready`. Then `take` returns
-/// the rounds that are its own until it calls `release`; the arrival is over, and the next one may come. `leave` is the last
-/// arrival: repeated, after a `take`, while [`has_left`](Machine::has_left) is false. The machine is driven on until
+/// A caller writes into [`buffer`](Machine::buffer), calls `arrive`, and drives the machine until `is_ready`. Then
+/// `take` returns the rounds, which belong to the caller until it calls `release`. The arrival is over, and the next
+/// one may follow. `leave` is the last arrival: the caller repeats it, after a `take`, while
+/// [`has_left`](Machine::has_left) is false. The caller then drives the machine until
 /// [`is_finished`](Machine::is_finished), and after the last release until [`has_gone`](Machine::has_gone).
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
@@ -68,13 +71,13 @@ impl Machine {
         }
     }
 
-    /// The same machine on an endpoint that says this of itself. Without, it fences.
+    /// Sets what the endpoint reports as `waits_fence_peer`. Without this call it is false, and the machine fences.
     pub(crate) fn with_waits_fence_peer(mut self, waits_fence_peer: bool) -> Self {
         self.cx.waits_fence_peer = waits_fence_peer;
         self
     }
 
-    /// Makes the memory that rounds need now, not when they first need it.
+    /// Reserves now the memory that rounds need, instead of when a round first needs it.
     pub(crate) fn reserve(&mut self) {
         self.cx.ledger.reserve();
         self.cx.outbox.reserve(&self.cx.plan);
@@ -84,7 +87,7 @@ impl Machine {
 
 /// Commands.
 impl Machine {
-    /// The buffer of the contribution that is being written.
+    /// Returns the buffer of the contribution that the caller writes next.
     pub(crate) fn buffer(&self) -> u32 {
         self.buffers.next()
     }
@@ -96,25 +99,26 @@ impl Machine {
         self.buffers.hand_in(self.cx.ledger.taken() + 1);
     }
 
-    /// Hands in the contribution in [`Machine::buffer`], of which nothing is there yet. The caller
-    /// says [`Machine::filled`] until nothing is missing, whatever happens.
+    /// Hands in the contribution in [`Machine::buffer`] before any of its data is there. The caller must call
+    /// [`Machine::filled`] until no piece is missing, whatever happens.
     pub(crate) fn arrive_unfilled(&mut self, now: Time, weight: u16) {
         lack(self.buffer(), self.cx.plan.pieces(), &self.cx.plan, &mut self.cx.outbox);
         self.arrive(now, weight);
     }
 
-    /// Of the contribution in a buffer, all but the last `missing` pieces are there.
+    /// Notes that all pieces but the last `missing` ones of the contribution in a buffer are there.
     pub(crate) fn filled(&mut self, buffer: u32, missing: u64) {
         fill(buffer, missing, &self.cx.plan, &mut self.cx.outbox);
     }
 
-    /// Hands in the last, empty arrival; again, if its round has fired without it.
+    /// Hands in the last, empty arrival. The caller repeats it if the arrival's round has fired without it.
     pub(crate) fn leave(&mut self) {
         self.agreement.start((Part::Leaving, self.buffer(), 0), &mut self.cx);
     }
 
-    /// Takes what is ready, oldest first: the arrival is over, and the rounds are the caller's until released. `begun`:
-    /// the caller may have begun to write into [`Machine::buffer`]; if not, that may be another one from now on.
+    /// Takes the rounds that are ready, oldest first. The arrival is over, and the rounds belong to the caller until it
+    /// releases them. `begun`: the caller may have begun to write into [`Machine::buffer`]; if it is false, that buffer
+    /// may be another one from now on.
     pub(crate) fn take(&mut self, begun: bool) -> RangeInclusive<u64> {
         let first = self.cx.ledger.taken() + 1;
         if self.is_ready() {
@@ -138,18 +142,18 @@ impl Machine {
         first..=self.cx.ledger.taken()
     }
 
-    /// Gives the cuts of rounds that were taken to their keeper, for old ones.
+    /// Moves the cuts of taken rounds to `keepers`, in exchange for old cuts.
     #[inline]
     pub(crate) fn hand_cuts_to(&mut self, rounds: RangeInclusive<u64>, keepers: &mut [Cut]) {
         self.cx.ledger.hand_cuts_to(rounds, keepers);
     }
 
-    /// Says that no rank here reads outcomes up to `round` any more.
+    /// Notes that no caller on this rank reads outcomes up to `round` any more.
     pub(crate) fn release(&mut self, round: u64) {
         self.cx.release(round);
     }
 
-    /// Where cuts are given: that of the next round for which none was given yet.
+    /// Where cuts are given: gives the cut of the next round that has none yet.
     pub(crate) fn give(&mut self, cut: Cut) {
         if let Some(given) = self.agreement.given_mut() {
             given.give(cut);
@@ -157,7 +161,7 @@ impl Machine {
         }
     }
 
-    /// Where cuts are given: the last round that is to be returned for an arrival, of the next one for which none was given
+    /// Where cuts are given: gives the last round to be returned for an arrival, for the next arrival that has none
     /// yet.
     pub(crate) fn give_end(&mut self, round: u64) {
         if let Some(given) = self.agreement.given_mut() {
@@ -171,12 +175,12 @@ impl Machine {
         self.cx.ledger.record();
     }
 
-    /// The cuts that were recorded since this was asked last.
+    /// Returns the cuts that were recorded since the last call.
     pub(crate) fn recorded(&mut self) -> Vec<Cut> {
         self.cx.ledger.recorded()
     }
 
-    /// Says how long it took from closing the round to its landing; nothing if that is not known.
+    /// Reports how long it took from closing the round to its landing; `None` if that is not known.
     pub(crate) fn measured(&mut self, latency: Option<Time>) {
         self.agreement.measured(latency);
     }
@@ -184,11 +188,11 @@ impl Machine {
 
 /// Events.
 impl Machine {
-    /// Does everything that can be done now; says whether that was anything. `effort` says how much
-    /// of the work of all it takes on.
+    /// Does everything that can be done now, and returns whether it did anything. `effort` limits how much of the
+    /// shared work this rank takes on.
     ///
-    /// Most polls find nothing to do. So what they call when there is something is never inlined: its preparations
-    /// would be made in every poll.
+    /// Most polls find nothing to do. So the functions that do the work are never inlined: otherwise every poll would
+    /// pay for their preparations.
     pub(crate) fn poll(&mut self, now: Time, effort: Effort, cells: &impl Cells) -> bool {
         let Machine { cx, agreement, movement, .. } = self;
         cx.now = now;
@@ -201,7 +205,7 @@ impl Machine {
         self.cx.outbox.peek()
     }
 
-    /// The next operation, and the lists that it comes with.
+    /// Returns the next operation and fills `operands` with its lists.
     #[inline]
     pub(crate) fn next_op(&mut self, operands: &mut Operands) -> Option<Op> {
         self.cx.outbox.pop(operands)
@@ -226,14 +230,14 @@ impl Machine {
         }
     }
 
-    /// Says how many segments this rank moved since it last did.
+    /// Counts the segments that this rank has moved since it last counted them.
     pub(crate) fn count_segments(&mut self) {
         if let Movement::Segments(segments) = &mut self.movement {
             segments.count(&mut self.cx);
         }
     }
 
-    /// A rank died: what it had claimed is free again.
+    /// Notes that a rank died, so that what it had claimed is free again.
     pub(crate) fn inherit(&mut self, rank: u32) {
         self.cx.ledger.bury(rank);
     }
@@ -241,7 +245,7 @@ impl Machine {
 
 /// Questions.
 impl Machine {
-    /// Whether it makes use of the time.
+    /// Returns whether the machine uses the time.
     pub(crate) fn needs_time(&self) -> bool {
         let plan = self.plan();
         if plan.agreement == AgreementBy::Relays {
@@ -251,7 +255,7 @@ impl Machine {
         waits && self.cx.plan.program.as_ref().is_none_or(|program| program.start != Start::Everybody)
     }
 
-    /// What it has met that cannot be, unless a rank has written where it must not.
+    /// Returns an impossible state that the machine has found: a rank has written where it must not.
     #[inline]
     pub(crate) fn problem(&self) -> Option<&'static str> {
         self.cx.problem
@@ -271,28 +275,28 @@ impl Machine {
         self.agreement.is_outstanding()
     }
 
-    /// Newest round returned to the caller.
+    /// Returns the newest round that the caller has taken.
     pub(crate) fn taken(&self) -> u64 {
         self.cx.ledger.taken()
     }
 
-    /// Newest round whose outcome is complete on this host.
+    /// Returns the newest round whose outcome is complete on this host.
     pub(crate) fn landed(&self) -> u64 {
         self.cx.ledger.landed()
     }
 
-    /// The cut of a round that has fired and was not handed to its keeper.
+    /// Returns the cut of a round that has fired and whose cut was not moved to its keeper.
     #[inline]
     pub(crate) fn cut(&self, round: u64) -> &Cut {
         self.cx.ledger.cut(round)
     }
 
-    /// Where the outcome of the newest round lies in the data region of this rank's host.
+    /// Returns the offset of the newest round's outcome in the data region of this rank's host.
     pub(crate) fn outcome_at(&self, round: u64) -> usize {
         self.movement.outcome_at(round, &self.cx.plan)
     }
 
-    /// Whether there are rounds that `wait` would return now.
+    /// Returns whether `wait` would return rounds now.
     #[inline]
     pub(crate) fn is_ready(&self) -> bool {
         let ledger = &self.cx.ledger;
@@ -300,35 +304,35 @@ impl Machine {
         ledger.landed() >= least && self.is_served() && self.has_nothing_pending()
     }
 
-    /// The last round that the next `take` returns, if that is given.
+    /// Returns the last round that the next `take` returns, if it was given.
     #[inline]
     fn given_end(&self) -> Option<u64> {
         self.agreement.given().map(|given| given.end())
     }
 
-    /// Whether there is all that the arrival waits for.
+    /// Returns whether the arrival has all that it waits for.
     #[inline]
     pub(crate) fn is_served(&self) -> bool {
         self.agreement.is_served(&self.cx)
     }
 
-    /// Whether no rank waits for something that this rank has claimed.
+    /// Returns whether no rank waits for something that this rank has claimed.
     fn has_nothing_pending(&self) -> bool {
         self.movement.has_nothing_pending() && self.agreement.has_nothing_pending()
     }
 
-    /// Whether this rank's last arrival is in a round.
+    /// Returns whether a round holds this rank's last arrival.
     pub(crate) fn has_left(&self) -> bool {
         self.cx.ledger.has_left()
     }
 
-    /// Whether this rank left and nothing of it is in flight.
+    /// Returns whether this rank has left and has nothing in flight.
     pub(crate) fn is_finished(&self) -> bool {
         let has_all = self.cx.ledger.has_left() && self.cx.ledger.landed() >= self.cx.ledger.fired();
         has_all && self.is_quiet() && self.has_nothing_pending() && self.agreement.has_served(&self.cx)
     }
 
-    /// Whether all ranks know that this rank has let everything go.
+    /// Returns whether all ranks know that this rank has released everything.
     pub(crate) fn has_gone(&self) -> bool {
         self.cx.ledger.released() == FOREVER && self.is_quiet()
     }
@@ -337,14 +341,14 @@ impl Machine {
         self.cx.outbox.is_quiet() && self.movement.reducers().is_none_or(Reducers::is_idle)
     }
 
-    /// A round that this rank closed and that has landed: how long that took was not yet said.
+    /// Returns a round that this rank closed and whose time from closing to landing was not yet reported.
     pub(crate) fn unmeasured(&self) -> Option<u64> {
         self.agreement.unmeasured()
     }
 
-    /// What this rank would be woken for.
+    /// Returns what wakes this rank.
     pub(crate) fn interest(&self) -> Awaited {
-        // Only ranks that are in the library are waited for here, so it cannot take long.
+        // A rank waits for pieces only of ranks that are inside a call, so the wait is short.
         if self.waits_for_pieces() {
             Awaited::Piece
         } else if self.agreement.waits_for_room() {
@@ -358,25 +362,26 @@ impl Machine {
         matches!(&self.movement, Movement::Segments(segments) if segments.awaited(&self.cx).is_some())
     }
 
-    /// When the machine wants to be polled although nothing happened.
+    /// Returns when the driver must poll the machine although nothing has happened.
     pub(crate) fn next_timer(&self) -> Option<Time> {
         let reducers = || self.movement.reducers().filter(|_| self.has_arrival())?.next_timer(&self.cx);
         self.agreement.next_timer().or_else(reducers)
     }
 
-    /// Whether other ranks need this one for their rounds, also while it has no arrival.
+    /// Returns whether other ranks need this one for their rounds, even while it has no arrival.
     #[inline]
     pub(crate) fn serves(&self) -> bool {
         self.agreement.serves(&self.cx)
     }
 
-    /// Whether any rank may read the outcome of a round already.
+    /// Returns whether ranks may already read the outcome of a round.
     pub(crate) fn is_done(&self, round: u64, cells: &impl Cells) -> bool {
         self.cx.plan.is_done(round, cells)
     }
 
-    /// Ranks that are waited for: those that hold on to what a slot is needed for, those that did not arrive, those whose
-    /// hosts do not answer, those whose data is not there yet, or all those of which some close or move the round.
+    /// Returns the ranks that this rank waits for: those that still use a slot that is needed, those that have not
+    /// arrived, those whose hosts do not answer, those whose data is missing, or all ranks of which some close or move
+    /// the round.
     pub(crate) fn missing(&self, cells: &impl Cells) -> RankSet {
         let Machine { cx, agreement, movement, .. } = self;
         let mut missing = RankSet::empty(cx.plan.ranks);
@@ -384,7 +389,7 @@ impl Machine {
             return missing;
         }
         if cx.ledger.has_left() && agreement.cards().is_some_and(|cards| !cards.has_served(cx)) {
-            // It goes on for those that have not.
+            // This rank continues for the ranks that have not left.
             missing.clone_from(cx.ledger.active());
             return missing;
         }
@@ -395,8 +400,8 @@ impl Machine {
         if let Some(reducers) = movement.reducers() {
             reducers.missing(cx, cells, &mut missing);
         }
-        // Usually an answer takes no time; while there is none, others may seem to be missing because they wait for the
-        // same host.
+        // An answer usually takes no time. While one is outstanding, other ranks may seem to be missing because they
+        // wait for the same host.
         let asked = agreement.asked().into_iter().chain(movement.segments().and_then(Segments::asked));
         self.name(asked, &mut missing);
         if missing.is_empty() {
@@ -409,19 +414,19 @@ impl Machine {
         missing
     }
 
-    /// Other hosts, by the ranks that provide their memory.
+    /// Adds the ranks that provide the memory of other hosts among `hosts`.
     fn name(&self, hosts: impl Iterator<Item = u32>, ranks: &mut RankSet) {
         let others = hosts.filter(|&host| host != self.cx.plan.host());
         others.for_each(|host| ranks.insert(self.cx.plan.topology.leader(host)));
     }
 
-    /// What its next steps depend on, apart from time.
+    /// Hashes everything that the machine's next steps depend on, apart from the time.
     pub(crate) fn fingerprint(&self, state: &mut impl Hasher) {
         let Machine { cx: Context { ledger, outbox, .. }, agreement, movement, buffers } = self;
         (ledger, outbox, agreement, movement, buffers).hash(state);
     }
 
-    /// Where it stands, in a line.
+    /// Returns the state of the machine in one line.
     pub(crate) fn summary(&self) -> String {
         let Machine { cx: Context { ledger, outbox, .. }, agreement, movement, .. } = self;
         let active: Vec<u32> = ledger.active().iter().collect();
@@ -434,7 +439,7 @@ impl Machine {
     }
 }
 
-/// Does everything that can be done now; whether that was anything.
+/// Does everything that can be done now, and returns whether it did anything.
 fn poll<F: Form>(
     participant: &mut Participant<F>,
     effort: Effort,
@@ -453,7 +458,7 @@ fn poll<F: Form>(
         participant.step(effort, movement, cx, cells);
         movement.step(effort, cx, cells);
         participant.work(effort, cx, cells);
-        // Operations take effect before anything that follows them is decided.
+        // Operations must take effect before the machine decides what follows them.
         if cx.outbox.transitions() == before || !cx.outbox.is_empty() {
             break;
         }

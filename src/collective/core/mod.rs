@@ -2,8 +2,8 @@
 //!
 //! [`Machine`] decides; a driver carries out its [`Op`]s on a fabric and reports completions. No
 //! clock, no threads, no I/O: the same machine runs over shared memory and in the simulator, where
-//! every interleaving can be replayed. Ranks agree on a cut in one of several ways ([`agreement`]), and in one
-//! of several ways its data is moved ([`movement`]). Each part owns what it knows; `docs/how-a-round-runs.md` draws them.
+//! every interleaving can be replayed. Ranks agree on a cut in one of several ways ([`agreement`]), and its data moves
+//! in one of several ways ([`movement`]). Each part owns what it knows; `docs/how-a-round-runs.md` lists the parts.
 #![forbid(unsafe_code)]
 
 mod agreement;

@@ -5,13 +5,13 @@ use super::plan::Plan;
 use crate::fabric::{Atomic, Change};
 
 impl Plan {
-    /// What a control cell is.
+    /// Returns the name of a control cell.
     fn cell_name(&self, cell: usize) -> String {
         let named = self.named_cells().into_iter().find(|&(_, at)| at == cell);
         named.map_or_else(|| format!("cell {cell}"), |(name, _)| name)
     }
 
-    /// What an operation does.
+    /// Describes an operation.
     pub(crate) fn op_name(&self, op: &Op) -> String {
         match *op {
             Op::Store { cell, value } => format!("stores {value:#x} in {}", self.cell_name(cell)),

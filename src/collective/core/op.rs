@@ -1,4 +1,4 @@
-//! What the machine asks its driver to do, and what comes back.
+//! The operations that the machine asks its driver to carry out, and their results.
 
 use super::cut::Cut;
 use super::entry::Entry;
@@ -16,11 +16,11 @@ pub(crate) enum Counted {
     Notice,
     /// A reducer's share of an outcome.
     Outcome,
-    /// A look at a piece of a contribution there.
+    /// A read of a piece of a contribution on that host.
     Read,
-    /// Data that is relayed in a round, by its turn.
+    /// Data that is relayed in a round; the turn identifies the round.
     Relayed { turn: u32 },
-    /// An activation or an arrival of a round, by its turn.
+    /// An activation or an arrival of a round; the turn identifies the round.
     Signalled { turn: u32 },
     /// The tag (and data) of the contribution in a buffer.
     Tag { buffer: u32 },
@@ -30,7 +30,7 @@ const FIRST_SIGNALLED: usize = 4 + RELAYED_ROUNDS as usize;
 const FIRST_TAG: usize = FIRST_SIGNALLED + SIGNALLED_ROUNDS as usize;
 
 impl Counted {
-    /// Tags, by buffer.
+    /// The tags, by buffer.
     pub(super) const TAGS: [Counted; BUFFERS as usize] =
         [Counted::Tag { buffer: 0 }, Counted::Tag { buffer: 1 }, Counted::Tag { buffer: 2 }];
 
@@ -55,7 +55,7 @@ impl Counted {
         Self::TAGS[2],
     ];
 
-    /// Its place in [`Counted::ALL`].
+    /// Returns its index in [`Counted::ALL`].
     #[inline]
     pub(super) fn index(self) -> usize {
         match self {
@@ -70,42 +70,42 @@ impl Counted {
     }
 }
 
-/// Names an operation to the machine when it completes. At most one operation of a kind is under
-/// way, except for those that are only counted.
+/// Identifies an operation to the machine when it completes. At most one operation of a kind is in flight, except for
+/// those that are only counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Token {
-    /// One of several, towards a host, which may be the own one.
+    /// One of several counted operations towards a host, which may be this rank's own.
     Counted { what: Counted, host: u32 },
-    /// The arrived bit.
+    /// Adds the arrived bit.
     Arrive,
-    /// The ticket of a large world.
+    /// Takes a ticket in a large world.
     Ticket,
-    /// A look at whether the round fired.
+    /// Reads whether the round should have fired.
     Probe,
-    /// A look at a peer's tag where the peer keeps it.
+    /// Reads a peer's tag in that peer's memory.
     Look,
-    /// The closed bit of a word.
+    /// Sets the closed bit of a word.
     Close,
-    /// The carried bit.
+    /// Adds the carried bit.
     Place,
-    /// The next round's words.
+    /// Clears the next round's words.
     Clear,
-    /// A segment to move.
+    /// Claims a segment to move.
     Claim,
-    /// Segments that landed on the own host.
+    /// Counts segments that landed on this host.
     Done,
-    /// The own gate.
+    /// Changes this rank's gate.
     Deposit,
-    /// What the worker claims or closes.
+    /// Changes what the worker claims or closes.
     Swap,
 }
 
-/// The code of the first kind of those that are counted.
+/// The code of the first counted kind.
 const FIRST_COUNTED: u64 = 12;
 const HOST_SHIFT: u32 = 8;
 
 impl Token {
-    /// As a fabric carries it.
+    /// Returns the number that a fabric carries for this token.
     #[inline]
     pub(crate) fn code(self) -> u64 {
         match self {
@@ -124,7 +124,7 @@ impl Token {
         }
     }
 
-    /// What [`Token::code`] stands for.
+    /// Returns the token for a number that [`Token::code`] returned.
     #[inline]
     pub(crate) fn from_code(code: u64) -> Self {
         match code {
@@ -147,108 +147,110 @@ impl Token {
     }
 }
 
-/// What waiting ranks wait for.
+/// What a sleeping rank waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub(crate) enum Awaited {
     /// A cut, or data.
     Outcome = 1,
-    /// Room in the ring.
+    /// A free slot of the ring.
     Room = 2,
     /// A piece of a contribution.
     Piece = 3,
 }
 
-/// What goes from this host to another one.
+/// The data that an operation writes from this host to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum PutData {
     /// `len` bytes of the data region, from an offset here to one there.
     Bytes { from: usize, to: usize, len: usize },
-    /// Cells, to the same place there.
+    /// Cells, to the same cells there.
     Cells { first: usize, count: usize },
 }
 
-/// What a reduction reads: a contribution, by its entry in the cut, or something else as it is.
+/// An input of a reduction: a contribution, identified by its entry in the cut, or other data, taken as it is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addend {
     pub(crate) at: Place,
     pub(crate) entry: Option<Entry>,
 }
 
-/// The lists that an operation comes with.
+/// The lists of an operation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Operands {
-    /// What a reduction reads.
+    /// The inputs of a reduction.
     pub(crate) inputs: Vec<Addend>,
-    /// What a record has.
+    /// The words of a record.
     pub(crate) words: Vec<u64>,
 }
 
 impl Operands {
-    /// Makes the memory of lists now.
+    /// Reserves the memory of the lists now.
     pub(crate) fn reserve(&mut self, plan: &Plan) {
         self.inputs.reserve(plan.most_sources());
         self.words.reserve(Cut::cells(plan.ranks));
     }
 }
 
-/// One operation. It says all that the driver has to know, with its [`Operands`]. Those with a token complete exactly once;
-/// the others take effect at once, in the order given, before anything that follows them.
+/// One operation. With its [`Operands`] it holds all that the driver needs. An operation with a token completes exactly
+/// once; the others take effect at once, in the given order, before any later operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Op {
-    /// Stores a cell on the own host, with release order.
+    /// Stores a cell on this host, with release order.
     Store { cell: usize, value: u64 },
-    /// Raises a cell on the own host to a value, if it is less.
+    /// Raises a cell on this host to a value, if the cell holds less.
     Raise { cell: usize, value: u64 },
     /// Makes earlier stores visible to all ranks before later loads.
     Fence,
-    /// Puts data on another host, and then changes a cell there; one of them may be missing.
+    /// Puts data on another host, then changes a cell there; either part may be missing.
     Put { host: u32, data: Option<PutData>, signal: Option<(usize, Change)>, token: Token },
-    /// Zeroes cells. Completes when no later operation of any rank can see what was there.
+    /// Zeroes cells. Completes when no later operation of any rank can see their former values.
     Clear { host: u32, first: usize, count: usize, token: Token },
-    /// An atomic on a cell; completes with the value before.
+    /// Runs an atomic on a cell; completes with the value before.
     Atomic { host: u32, cell: usize, atomic: Atomic, token: Token },
     /// Reads a piece of a contribution, from an offset there to one in staging memory.
     Read { host: u32, from: usize, len: usize, to: usize, token: Token },
-    /// Reduces `len` bytes of its inputs, the contributions of a cut, to an offset of the data region. Ranks of this host may
-    /// read it as the outcome of `round`; without one, this rank alone.
+    /// Reduces `len` bytes of its inputs, the contributions of a cut, to an offset of the data region. Ranks of this
+    /// host may read the result as the outcome of `round`; if `round` is `None`, only this rank may read it.
     Combine { round: Option<u64>, inputs: u32, to: usize, len: usize },
-    /// Averages `len` bytes of the first `models` inputs, adds those behind them, and divides by the number of ranks.
+    /// Averages `len` bytes of the first `models` inputs, adds the inputs after them, and divides by the number of
+    /// ranks.
     Average { inputs: u32, models: u32, divisor: u32, to: usize, len: usize },
     /// Copies `len` bytes of the data region.
     Copy { from: usize, to: usize, len: usize },
-    /// Writes its words into cells of the own host, each below the one before, and then stores the round in a cell, with
-    /// release order.
+    /// Writes its words into cells of this host, each cell below the one before, and then stores the round in a cell,
+    /// with release order.
     Record { last: usize, words: u32, cell: usize, round: u64 },
-    /// Wakes ranks of the own host that wait for this: at most `most`, or all.
+    /// Wakes at most `most` ranks of this host that wait for `interest`; `u32::MAX` wakes all of them.
     Wake { most: u32, interest: Awaited },
-    /// What a program of triggered operations asks for.
+    /// An operation of a program of triggered operations.
     Program(ProgramOp),
 }
 
-/// What only programs ask for.
+/// Operations that only programs use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ProgramOp {
     /// Carries out a reduction.
     Run(Task),
-    /// Puts what a gate let in, `pieces` pieces, where it is relayed from. `without_slot`: this rank has no room for the next
-    /// round.
+    /// Puts the contents of a gate, in `pieces` pieces, into the buffer from which they are relayed. `without_slot`:
+    /// this rank has no free slot for the next round.
     Seal { round: u64, deposit: Deposit, initiator: Option<u32>, without_slot: bool, pieces: u32, order: Order },
-    /// Sums a chunk of what lies in one or two buffers, with its labels, into another one: the outcome, or a partial sum.
+    /// Sums a chunk of the data in one or two buffers, with their labels, into another one: the outcome or a partial
+    /// sum.
     Sum { round: u64, from: (Buffer, Option<Buffer>), to: Buffer, chunk: Chunk, order: Order },
     /// Queues a slot's operations for this round, with an empty gate.
     Arm { round: u64 },
-    /// Tells all ranks that the round's slot may be written to.
+    /// Tells all ranks that they may write to the round's slot.
     Ready { round: u64 },
     /// Takes the token of the round's gate; completes with 1, or with 0 if the gate is sealed.
     RevokeGateToken { round: u64, token: Token },
-    /// Puts a deposit into the gate whose token is out, with what lies in a buffer, and gives the token back.
+    /// Puts a deposit, with the data in a buffer, into the gate whose token was taken, and returns the token.
     Deposit { round: u64, gate: u64, buffer: u32, row: Option<u32>, weight: u16 },
-    /// The own arrival, told to the provider.
+    /// Signals this rank's arrival to the provider.
     SignalArrival { round: u64 },
 }
 
-// Each round in shared memory queues some of them.
+// Each round in shared memory queues several operations.
 const _: () = assert!(size_of::<Op>() <= 72);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Operations out, and what is in flight.
+//! Queued operations, and counts of those in flight.
 
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
@@ -12,21 +12,21 @@ use crate::rank_set::RankSet;
 
 const KINDS: usize = Counted::ALL.len();
 
-/// Operations that the driver is to carry out, in order, and how many of those that are only counted have not completed.
-/// Until one completes, its data may still be read where it comes from and be written once more where it goes to.
+/// The operations that the driver must carry out, in order, and the number of counted operations that have not
+/// completed. Until one completes, its source may still be read and its target may be written once more.
 #[derive(Clone, Debug)]
 pub(super) struct Outbox {
     ops: VecDeque<Op>,
-    /// What reductions among them read, one after the other.
+    /// The inputs of the queued reductions, concatenated.
     inputs: Vec<Addend>,
-    /// What records among them have.
+    /// The words of the queued records, concatenated.
     words: Vec<u64>,
-    /// What is in flight, by kind.
+    /// The number in flight, by kind.
     totals: [u32; KINDS],
-    /// By kind, and by the host that they go to.
+    /// The number in flight, by kind and by target host.
     towards: Vec<u32>,
     hosts: usize,
-    /// Counts changes of the machine, to know when there is nothing left to do.
+    /// Counts changes of the machine, to detect when nothing is left to do.
     transitions: u64,
 }
 
@@ -50,7 +50,7 @@ impl Outbox {
         }
     }
 
-    /// Makes the memory of lists now.
+    /// Reserves the memory of the lists now.
     pub(super) fn reserve(&mut self, plan: &Plan) {
         self.inputs.reserve(plan.most_sources());
         self.words.reserve(Cut::cells(plan.ranks));
@@ -77,7 +77,7 @@ impl Outbox {
         self.push(Op::Program(op));
     }
 
-    /// Changes a cell of another host, after data (from, to, length) if there is any.
+    /// Changes a cell of another host, after writing data (from, to, length) if there is any.
     pub(super) fn signal(
         &mut self,
         what: Counted,
@@ -94,8 +94,8 @@ impl Outbox {
         self.push(Op::Put { host, data, signal, token });
     }
 
-    /// Reduces contributions to a round, whose outcome ranks of this host may read, or without one to what this rank alone
-    /// reads.
+    /// Reduces contributions. With a round, ranks of this host may read the result as its outcome; without one, only
+    /// this rank reads the result.
     #[inline]
     pub(super) fn combine(
         &mut self,
@@ -107,7 +107,7 @@ impl Outbox {
         self.push(Op::Combine { round, inputs, to, len });
     }
 
-    /// Averages models, the first of the inputs, and adds the updates behind them.
+    /// Averages the first `models` inputs, which are models, and adds the updates that follow them.
     pub(super) fn average(
         &mut self,
         (models, inputs): (usize, impl Iterator<Item = Addend>),
@@ -125,8 +125,8 @@ impl Outbox {
         (self.inputs.len() - before) as u32
     }
 
-    /// Writes the record of a cut on this host, its round last: a rank that sees it sees the cut, the cleared words of the
-    /// next round, and for small data the outcome.
+    /// Writes the record of a cut on this host, with its round last. A rank that sees the round also sees the cut, the
+    /// cleared words of the next round, and for small data the outcome.
     pub(super) fn record(&mut self, cut: &Cut, plan: &Plan) {
         let (cell, before) = (plan.record(cut.round), self.words.len());
         self.words.extend(cut.encode());
@@ -134,10 +134,10 @@ impl Outbox {
         self.push(Op::Record { last, words, cell, round: cut.round });
     }
 
-    /// Writes the record of a cut from this host to another one, with the outcome if that lies in it.
+    /// Writes the record of a cut from this host to another one, with the outcome if that lies inside the record.
     pub(super) fn publish(&mut self, what: Counted, host: u32, cut: &Cut, plan: &Plan) {
         let record = plan.record(cut.round);
-        // With what lies between the cut and its round.
+        // The range includes the bytes between the cut and its round.
         let first = plan.recorded(record) - cut.entries().len() + usize::from(plan.fault(Fault::ShortRecord));
         let mut signal = Some((record, Change::Set(cut.round)));
         if let Some(early) = signal.take_if(|_| plan.fault(Fault::PublishBeforeEntries)) {
@@ -152,7 +152,7 @@ impl Outbox {
         self.push(Op::Clear { host, first: plan.word(round, 0), count, token });
     }
 
-    /// Writes a segment of the own host's outcome to every other host with a receiver, and counts it there.
+    /// Writes a segment of this host's outcome to every other host with a receiver, and counts it there.
     pub(super) fn land_elsewhere(&mut self, plan: &Plan, round: u64, segment: u64, receivers: &RankSet) {
         let (from, len) = plan.segment_span(segment);
         let (at, done) = (plan.outcome(round) + from, (plan.done(round), Change::Add(1)));
@@ -161,8 +161,8 @@ impl Outbox {
         }
     }
 
-    /// Reads `len` bytes, from an offset on, of those of `sources` that lie on other hosts; whether there are any. Each
-    /// is a rank and a place on that one's host.
+    /// Reads `len` bytes, from an offset on, of each of the `sources` that lie on other hosts; returns whether there
+    /// are any. A source is a rank and an offset on its host.
     pub(super) fn read_from_elsewhere(
         &mut self,
         plan: &Plan,
@@ -179,7 +179,7 @@ impl Outbox {
         self.has(Counted::Read)
     }
 
-    /// Counts an operation towards a host until it completes, which the token says.
+    /// Counts an operation towards a host until the returned token completes.
     #[inline]
     pub(super) fn count(&mut self, what: Counted, host: u32) -> Token {
         self.totals[what.index()] += 1;
@@ -187,7 +187,7 @@ impl Outbox {
         Token::Counted { what, host }
     }
 
-    /// One that was counted is complete.
+    /// Notes that a counted operation has completed.
     #[inline]
     pub(super) fn completed(&mut self, what: Counted, host: u32) {
         self.totals[what.index()] -= 1;
@@ -199,12 +199,12 @@ impl Outbox {
         self.ops.front()
     }
 
-    /// The operation that was asked for last, if the driver does not have it.
+    /// Returns the operation that was queued last, if the driver has not taken it.
     pub(super) fn newest(&self) -> Option<&Op> {
         self.ops.back()
     }
 
-    /// The next operation, and its lists.
+    /// Returns the next operation and fills `operands` with its lists.
     #[inline]
     pub(super) fn pop(&mut self, operands: &mut Operands) -> Option<Op> {
         let op = self.ops.pop_front()?;
@@ -212,13 +212,14 @@ impl Outbox {
             self.hand_lists(&op, operands);
         }
         if self.ops.is_empty() {
-            // It begins anew, in memory that is in a cache.
+            // The queue restarts at the beginning of its memory, which is in a cache.
             self.ops.clear();
         }
         Some(op)
     }
 
-    /// Never inlined: most operations have no lists, and each rank takes several in a round.
+    /// Moves the lists of an operation. Never inlined: most operations have no lists, and each rank takes several
+    /// operations in a round.
     #[inline(never)]
     fn hand_lists(&mut self, op: &Op, operands: &mut Operands) {
         match *op {
@@ -230,18 +231,18 @@ impl Outbox {
         }
     }
 
-    /// Whether all operations have been handed to the driver.
+    /// Returns whether the driver has taken all operations.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.ops.is_empty()
     }
 
-    /// Whether none is left that is counted, either.
+    /// Returns whether no operation is queued and no counted operation is in flight.
     pub(super) fn is_quiet(&self) -> bool {
         self.totals == [0; KINDS] && self.ops.is_empty()
     }
 
-    /// Notes a change that asks for no operation.
+    /// Notes a change that queues no operation.
     #[inline]
     pub(super) fn note(&mut self) {
         self.transitions += 1;
@@ -252,40 +253,40 @@ impl Outbox {
         self.transitions
     }
 
-    /// Whether anything of a kind is in flight.
+    /// Returns whether any operation of a kind is in flight.
     #[inline]
     pub(super) fn has(&self, what: Counted) -> bool {
         self.totals[what.index()] > 0
     }
 
-    /// Whether a tag of a buffer is not known to have landed on every host.
+    /// Returns whether a tag of a buffer may still have to land on some host.
     #[inline]
     pub(super) fn has_tag(&self, buffer: u32) -> bool {
         self.has(Counted::Tag { buffer })
     }
 
-    /// Whether the tag of any buffer is in flight.
+    /// Returns whether the tag of any buffer is in flight.
     pub(super) fn has_tags(&self) -> bool {
         Counted::TAGS.into_iter().any(|tag| self.has(tag))
     }
 
-    /// Whether anything of a kind is in flight towards a host.
+    /// Returns whether any operation of a kind is in flight towards a host.
     pub(super) fn has_towards(&self, what: Counted, host: u32) -> bool {
         self.towards[what.index() * self.hosts + host as usize] > 0
     }
 
-    /// The hosts towards which anything of a kind is in flight.
+    /// Returns the hosts towards which an operation of a kind is in flight.
     pub(super) fn hosts(&self, what: Counted) -> impl Iterator<Item = u32> {
         (0..self.hosts as u32).filter(move |&host| self.has_towards(what, host))
     }
 
-    /// How much is in flight, for a line about a machine.
+    /// Returns the number in flight by kind, for a line about a machine.
     pub(super) fn in_flight(&self) -> [u32; KINDS] {
         self.totals
     }
 }
 
-/// Hands the first of a list over. Mostly these are all, and nothing is copied.
+/// Moves the first `count` elements of a list. Usually these are all elements, and nothing is copied.
 #[inline]
 fn hand_over<T>(from: &mut Vec<T>, count: usize, to: &mut Vec<T>) {
     to.clear();

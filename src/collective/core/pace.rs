@@ -1,27 +1,25 @@
-//! How long a grace is when it is left to the collective.
+//! The length of a grace that the collective chooses itself.
 //!
-//! A grace has to outlast what balanced ranks differ by. That has two sources: how long this
-//! collective takes to hand an outcome to all ranks (they leave it one after the other), and how
-//! exactly the ranks keep their own step. The first is measured where it is pure, by the rank that
-//! closes a round: from closing to its own outcome, no waiting for others in it. The second is
-//! taken as half a percent of the shortest of the last steps, so a pause between epochs does not
-//! count. Neither contains the grace itself, so it cannot feed on itself.
+//! A grace must outlast the differences between balanced ranks. These have two sources: the time that this collective
+//! takes to hand an outcome to all ranks (they leave it one after the other), and the variation of the ranks' own
+//! steps. The rank that closes a round measures the first source alone: the time from closing to its own outcome, which
+//! contains no wait for other ranks. The second source counts as half a percent of the shortest of the last steps, so a
+//! pause between epochs does not count. Neither contains the grace itself, so the grace cannot reinforce itself.
 //!
-//! A drawn rank (majority) fires while others are on their way, so where ranks differ by more than a
-//! grace, all that wait pay for it and it catches no rank. Cuts show it: round after round lacks one.
-//! Then little is left of it, but for a longer one that comes ever more rarely: balanced ranks that fell
-//! out of step find back in it. (Solo and quorum keep theirs: it is all that holds balanced ranks in step.)
+//! A drawn rank (majority) fires while other ranks have not arrived. So where ranks differ by more than a grace, all
+//! waiting ranks lose that time and the grace catches no rank. Cuts show this: round after round lacks a rank. Then the
+//! grace shrinks to a small remainder, with a longer one at ever greater intervals: during these, balanced ranks that
+//! fell out of step get back into step. (Solo and quorum keep their grace: nothing else holds balanced ranks in step.)
 
 use super::input::Time;
 use crate::rule::Grace;
 
 const KEPT: usize = 8;
 
-/// Below this, waiting costs less than the clock reading that would end it.
+/// Below this time, waiting costs less than the clock reading that would end it.
 const LEAST: Time = 5_000;
 
-/// What is left of a grace that catches no rank, at most: where rounds are short, the latency still
-/// counts.
+/// The upper limit of a grace that catches no rank. In short rounds, the latency still limits it.
 const MODEST: Time = 50_000;
 
 #[derive(Clone, Debug)]
@@ -30,11 +28,11 @@ pub(crate) struct Pace {
     latencies: Recent,
     steps: Recent,
     last_arrival: Option<Time>,
-    /// Rounds in a row whose grace, as far as their cuts show, caught no rank.
+    /// The number of consecutive rounds whose grace, as far as their cuts show, caught no rank.
     fruitless: u32,
 }
 
-/// This number of fruitless rounds in a row is no accident.
+/// This number of consecutive fruitless rounds is not a coincidence.
 const PATIENCE: u32 = 16;
 
 impl Pace {
@@ -48,10 +46,10 @@ impl Pace {
         }
     }
 
-    /// The cut of a round fired by a drawn rank became known; whether all arrived.
+    /// Notes the cut of a round that a drawn rank fired; `all` says whether all ranks arrived.
     pub(crate) fn saw(&mut self, all: bool) {
         self.fruitless = match all {
-            // Where all is well the next rounds say so, too.
+            // If all ranks keep arriving, the next rounds confirm that.
             true => self.fruitless / 2,
             false => self.fruitless.saturating_add(1),
         };
@@ -61,7 +59,7 @@ impl Pace {
         self.latencies.push(latency);
     }
 
-    /// Nanoseconds to stay open; nothing when the arrival that fires also closes.
+    /// Returns the nanoseconds to stay open; `None` when the arrival that fires also closes.
     pub(crate) fn grace(&self) -> Option<Time> {
         match self.grace {
             Grace::Fixed(time) if time.is_zero() => None,
@@ -78,7 +76,7 @@ impl Pace {
     }
 }
 
-/// The last few of a series.
+/// The last few values of a series.
 #[derive(Clone, Debug, Default)]
 struct Recent {
     values: [Time; KEPT],

@@ -1,22 +1,23 @@
-//! Whether all ranks have released a round.
+//! Checks whether all ranks have released a round.
 
 use super::input::FOREVER;
 
-/// How far the last looks at the releases of all ranks came. They only grow: a rank that was seen to have released a round
-/// is not looked at again before a later one is asked for.
+/// The progress of the last checks of all ranks' releases. Releases only grow, so a rank that was seen to have released
+/// a round is not read again until a later round is asked for.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Releases {
-    /// All have released this round.
+    /// The round that all ranks have released.
     by_all: u64,
-    /// The round that was asked for last.
+    /// The round that the last check asked for.
     asked: u64,
-    /// The first rank that was not seen to have released it, and the least that those before it had released.
+    /// The first rank that was not seen to have released that round, and the lowest release of the ranks before it.
     next: u32,
     least: u64,
 }
 
 impl Releases {
-    /// Whether all of `ranks` ranks have released a round; `released` says which one a rank has.
+    /// Returns whether all of `ranks` ranks have released a round; `released` returns the newest round that a rank has
+    /// released.
     pub(super) fn reach(&mut self, round: u64, ranks: u32, released: impl Fn(u32) -> u64) -> bool {
         if self.by_all >= round {
             return true;

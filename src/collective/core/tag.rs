@@ -1,13 +1,13 @@
-//! Tags: what ranks show of their contributions, outside of any round's slot.
+//! Tags: what ranks publish about their contributions, outside of any round's slot.
 
 use super::entry::{Entry, Part};
 
-/// What a rank shows of a contribution.
+/// What a rank publishes about a contribution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tag {
-    /// The round it was made for; 0 for none yet.
+    /// The round that it was made for; 0 if there is none yet.
     pub(crate) target: u64,
-    /// Where it lies among the rank's buffers.
+    /// The index of the rank's buffer that holds it.
     pub(crate) buffer: u32,
     pub(crate) weight: u16,
     pub(crate) leaving: bool,
@@ -35,7 +35,7 @@ impl Tag {
             | u64::from(self.leaving)
     }
 
-    /// What a rank has in the round for which its tag says this.
+    /// Returns the rank's entry in the round that this tag targets.
     pub(crate) fn entry(self, rank: u32) -> Entry {
         let part = if self.leaving { Part::Leaving } else { Part::Fresh };
         Entry::new(rank, part, (0, self.weight), self.buffer)

@@ -1,4 +1,4 @@
-//! Which ranks a machine names when it waits.
+//! Tests of which ranks a machine reports as missing when it waits.
 
 use super::tag::Tag;
 use super::{Cells, Effort, Machine, Op, Operands, Plan, Terms};
@@ -19,22 +19,22 @@ impl Memory {
         Memory(vec![0; plan.cells()])
     }
 
-    /// The tag with which a rank that arrives for a round shows a buffer lands here.
+    /// Stores the tag with which an arriving rank shows a buffer, as if it had landed here.
     fn show(&mut self, cell: usize, target: u64) {
         self.0[cell] = Tag { target, buffer: 0, weight: 1, leaving: false }.cell();
     }
 
-    /// Goes on as far as a machine can whose operations on other hosts never complete.
+    /// Drives a machine whose operations on other hosts never complete, as far as it can proceed.
     fn run(&mut self, machine: &mut Machine) {
         self.run_with(machine, |_| false);
     }
 
-    /// The same where operations complete on the own host, and on others that answer. Their cells lie in one memory.
+    /// Does the same; operations complete on this host and on other hosts that answer. Their cells lie in one memory.
     fn run_with(&mut self, machine: &mut Machine, answers: impl Fn(u32) -> bool) {
         self.run_and(machine, answers, |_| ());
     }
 
-    /// The same; says which operations these are.
+    /// Does the same, and passes each operation to `note`.
     fn run_and(&mut self, machine: &mut Machine, answers: impl Fn(u32) -> bool, mut note: impl FnMut(&Op)) {
         let me = machine.plan().me;
         let answers = |host| host == me || answers(host);
@@ -67,7 +67,7 @@ impl Memory {
     }
 }
 
-/// Each rank on a host of its own.
+/// Returns a plan in which each rank is on a host of its own.
 fn plan(me: u32, ranks: u32, fire: Fire, movement: MovementBy) -> Plan {
     Plan::new(Terms::sample(me, (0..ranks).collect(), fire, movement))
 }
@@ -76,7 +76,7 @@ fn missing(machine: &Machine, memory: &Memory) -> Vec<u32> {
     machine.missing(memory).iter().collect()
 }
 
-/// It has arrived, and the third rank has not: perhaps because it does not answer that one either.
+/// This rank has arrived. The third rank has not, perhaps because the home does not answer it either.
 #[test]
 fn a_home_that_does_not_answer_is_missing() {
     let of = |me| plan(me, 3, Fire::SOLO, MovementBy::Initiator);
@@ -91,7 +91,7 @@ fn a_home_that_does_not_answer_is_missing() {
     assert_eq!(missing(&machine, &memory), expected);
 }
 
-/// The round has landed here; what this rank sent for the one before has not landed at one of the others.
+/// The round has landed here. What this rank sent for the round before has not landed at one of the others.
 #[test]
 fn a_rank_that_takes_nothing_is_missing() {
     for silent in [1, 2] {
@@ -110,12 +110,12 @@ fn a_rank_that_takes_nothing_is_missing() {
     }
 }
 
-/// It fires rounds by itself; what it sent to one of the others has not landed there.
+/// This rank fires rounds by itself. What it sent to one of the others has not landed there.
 #[test]
 fn a_rank_that_answers_nothing_holds_up_what_follows_and_the_end() {
     let of = |me| plan(me, 3, Fire::SOLO, MovementBy::Initiator);
     let (all, me) = (RankSet::full(3), 0);
-    // The silent one has no word, of the first round or of those after `me` has closed one: nothing but what it is sent.
+    // The silent rank holds no word of the first round or of those that `me` closes: it only receives messages.
     let silent = (1..3).find(|&rank| of(me).home(1, &all, None) != rank);
     for leaves in [false, true] {
         let silent = silent.expect("choose other rounds");
@@ -130,7 +130,7 @@ fn a_rank_that_answers_nothing_holds_up_what_follows_and_the_end() {
             machine.arrive(0, 1);
             memory.run_with(&mut machine, answers);
             assert_eq!(machine.take(true), 1..=1);
-            // Not yet, since the record of the round may still be read.
+            // The release does not take effect yet, because the record of the round may still be read.
             machine.release(1);
             memory.0[machine.plan().released(3 - silent)] = 1;
             machine.arrive(0, 1);
@@ -140,8 +140,8 @@ fn a_rank_that_answers_nothing_holds_up_what_follows_and_the_end() {
     }
 }
 
-/// A partial round has fired with this rank as its initiator. A member's tag is not here; or this rank leaves, and the
-/// words of the next round lie on a host that does not clear them.
+/// A partial round has fired with this rank as its initiator. A member's tag is missing here; or this rank leaves, and
+/// the words of the next round lie on a host that does not clear them.
 #[test]
 fn a_rank_that_holds_up_an_initiator_is_missing() {
     let of = |me| plan(me, 4, Fire::quorum(3), MovementBy::Segments);
@@ -171,8 +171,8 @@ fn a_rank_that_holds_up_an_initiator_is_missing() {
     }
 }
 
-/// The first to come writes once to each other host. The next round's word lies in its own memory, unless every rank's turn
-/// has come, so it asks no other rank a second time.
+/// The first rank to arrive writes once to each other host. The next round's word lies in its own memory, unless it is
+/// the turn of any rank, so it asks no other rank a second time.
 #[test]
 fn a_rank_that_fires_rounds_alone_writes_once_to_each_host() {
     let depth = 3;
@@ -195,7 +195,7 @@ fn a_rank_that_fires_rounds_alone_writes_once_to_each_host() {
     }
 }
 
-/// The round has not fired. The words are here, and say which ranks have arrived.
+/// The round has not fired. The words are on this host and show which ranks have arrived.
 #[test]
 fn a_rank_whose_bit_is_there_is_not_missing() {
     let of = |me| plan(me, 4, Fire::quorum(3), MovementBy::Segments);

@@ -1,4 +1,4 @@
-//! The control cells of the own host: with which ordering each operation works on them.
+//! The control cells of this host, with the memory ordering of each operation on them.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ impl Cells for HostCells {
 }
 
 impl HostCells {
-    /// The first `len` cells of a control region, and those of a data region after them.
+    /// Returns the first `len` cells of a control region, and those of a data region after them.
     pub(super) fn new(control: Window, len: usize, data: Window) -> Self {
         HostCells { control: control.truncated(len * size_of::<u64>()), data }
     }
@@ -34,7 +34,7 @@ impl HostCells {
         }
     }
 
-    /// Few cells are there, and none where all ranks share memory.
+    /// Returns a cell of the data region. Few cells lie there, and none where all ranks share memory.
     #[cold]
     fn cell_of_data(&self, index: usize) -> &AtomicU64 {
         self.data.cell(index - self.control.len() / size_of::<u64>())
@@ -46,13 +46,13 @@ impl HostCells {
         sync::announce(self.cell(cell), value);
     }
 
-    /// Raises a cell to a value, if it is less.
+    /// Raises a cell to a value, if the cell holds less.
     #[inline]
     pub(super) fn raise(&self, cell: usize, value: u64) {
         sync::raise(self.cell(cell), value);
     }
 
-    /// Stores cells in a row, to be published by a later release.
+    /// Stores consecutive cells, to be published by a later release.
     #[inline]
     pub(super) fn store_all(&self, first: usize, values: impl Iterator<Item = u64>) {
         for (value, cell) in values.zip(first..) {

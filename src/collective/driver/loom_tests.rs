@@ -20,7 +20,7 @@ use crate::reduce::{Dtype, Reduce};
 use crate::rule::{Absent, AgreementBy, Fire, Grace, MovementBy, Scale, Schedule};
 use crate::sync::modelled::{Operation, check, find, narrow};
 
-/// What all ranks of a test agree on. An element has 64 bits; a segment is one element.
+/// The terms that all ranks of a test agree on. An element has 64 bits; a segment is one element.
 #[derive(Clone, Copy)]
 struct World {
     ranks: u32,
@@ -28,7 +28,7 @@ struct World {
     fire: Fire,
     depth: u64,
     elements: usize,
-    /// Whether ranks may sleep. No rank that does fences for another one then.
+    /// Whether ranks may sleep. A rank that sleeps then does not fence for another one.
     sleeps: bool,
     /// Whether cuts are given: those of some rounds in which all ranks are fresh.
     given: bool,
@@ -48,7 +48,7 @@ const SEGMENTED: World = World { movement: MovementBy::Segments, elements: 2, ..
 const GIVEN: World = World { fire: Fire::SOLO, elements: 1, given: true, ..SEGMENTED };
 const PROGRAM: World = World { movement: MovementBy::Program, depth: 2, ..REPLICATED };
 
-/// The contribution of a rank to a round: a bit of its own, so a sum names its parts.
+/// Returns the contribution of a rank to a round: a bit of its own, so a sum shows its parts.
 fn value(rank: u32, round: u64) -> u64 {
     1 << (8 * u64::from(rank) + round)
 }
@@ -68,13 +68,13 @@ impl World {
         })
     }
 
-    /// Runs `rank` for each rank, in a thread of its own, in every order; with `preemptions`, in those with at most so
-    /// many.
+    /// Runs `rank` for each rank, each in its own thread, in every order; with `preemptions`, in all orders with at
+    /// most that number of preemptions.
     fn play(self, preemptions: Option<usize>, rank: fn(&mut Rank)) {
         self.play_after(|_| (), preemptions, rank, |_| ());
     }
 
-    /// As [`World::play`]. One thread runs `before` for all ranks first; the last thread to end runs `after`.
+    /// Runs as [`World::play`]. One thread runs `before` for all ranks first; the last thread to end runs `after`.
     fn play_after(self, before: fn(&mut [Rank]), preemptions: Option<usize>, rank: fn(&mut Rank), after: fn(&[Rank])) {
         // No thread joins another: that would multiply the orders and show nothing.
         let play = move || {
@@ -109,7 +109,7 @@ impl World {
     }
 }
 
-/// Words of a thread's stack. Loom's default is too small for a driver.
+/// The words of a thread's stack. Loom's default is too small for a driver.
 const STACK: usize = 1 << 15;
 
 fn spawn(run: impl FnOnce() + Send + 'static) {
@@ -141,7 +141,7 @@ impl Rank {
         while self.driver.step(0, effort).unwrap() {}
     }
 
-    /// Gives it cuts with fresh contributions of all ranks.
+    /// Gives the machine cuts with fresh contributions of all ranks.
     fn give(&mut self) {
         let machine = self.driver.machine_mut();
         for round in 1..=3 {
@@ -190,7 +190,7 @@ impl Rank {
         self.wait_and(|_| thread::yield_now());
     }
 
-    /// The same; does this while there is nothing else to do.
+    /// Does the same, and calls `idle` while there is nothing else to do.
     fn wait_and(&mut self, idle: fn(&mut Rank)) {
         let rounds = loop {
             self.work(Effort::Work);
@@ -203,7 +203,7 @@ impl Rank {
         rounds.for_each(|round| self.check(round));
     }
 
-    /// Sleeps until woken, for however long, unless there is something to do.
+    /// Sleeps until woken, without a limit, unless there is something to do.
     fn sleep(&mut self) {
         let interest = self.driver.machine().interest() as u32;
         self.driver.endpoint().prepare_wait(interest);
@@ -241,8 +241,8 @@ impl Rank {
     }
 }
 
-/// Tags. A rank that sees a peer's tag may read its contribution. A rank that sees the peer's next tag may write its
-/// own earlier contribution again.
+/// Tags. A rank that sees a peer's tag may read its contribution. A rank that sees the peer's next tag may rewrite its
+/// own earlier contribution.
 #[test]
 fn a_tag_publishes_a_contribution_and_gives_one_back() {
     REPLICATED.play(Some(3), |rank| {
@@ -253,7 +253,7 @@ fn a_tag_publishes_a_contribution_and_gives_one_back() {
     });
 }
 
-/// Tags of three ranks. One at least sees all tags without looking again; it would wake the ranks that sleep.
+/// Tags of three ranks. At least one sees all tags without polling again; it would wake the ranks that sleep.
 #[test]
 fn one_of_the_last_to_arrive_sees_every_tag() {
     let has_outcome = |ranks: &[Rank]| {
@@ -262,8 +262,8 @@ fn one_of_the_last_to_arrive_sees_every_tag() {
     World { ranks: 3, ..REPLICATED }.play_after(|_| (), None, Rank::arrive, has_outcome);
 }
 
-/// Tags of two ranks that sleep and fence for themselves only. Of these, too, one at least sees both tags without looking
-/// again, and wakes the other.
+/// Tags of two ranks that sleep and fence for themselves only. At least one of these, too, sees both tags without
+/// polling again, and wakes the other.
 #[test]
 fn two_ranks_that_sleep_are_woken() {
     World { sleeps: true, ..REPLICATED }.play(Some(2), |rank| {
@@ -279,7 +279,7 @@ fn a_record_publishes_the_outcome_and_the_next_word() {
     EAGER.play(None, Rank::round);
 }
 
-/// Releases. A slot that every rank has released is cleared, and its outcome is written again.
+/// Releases. A slot that every rank has released is cleared, and its outcome is rewritten.
 #[test]
 fn a_released_slot_is_used_again() {
     EAGER.play(Some(2), |rank| (0..3).for_each(|_| rank.round()));
@@ -302,25 +302,25 @@ fn a_carried_bit_publishes_its_tag() {
     World { depth: 2, ..EAGER }.play_after(before, None, arrivals, |_| ());
 }
 
-/// Segments. Each is claimed once; a rank that finds all of them counted sees all of them.
+/// Segments. Each is claimed once; a rank that finds all of them counted sees the data of all.
 #[test]
 fn segments_are_reduced_once_and_seen_when_counted() {
     SEGMENTED.play(Some(3), Rank::round);
 }
 
-/// The home clears the claims of a slot when no rank claims from it any more. Outcomes are written again.
+/// The home clears the claims of a slot when no rank claims from it any more. Outcomes are rewritten.
 #[test]
 fn claims_are_used_again() {
     SEGMENTED.play(Some(1), |rank| (0..3).for_each(|_| rank.round()));
 }
 
-/// Given cuts. Each rank sees by itself that a round fires, from tags or from a record that the other one writes, too.
+/// Given cuts. Each rank sees by itself that a round fires, from tags or from a record that the other rank also writes.
 #[test]
 fn given_cuts_need_tags_alone() {
     GIVEN.play(Some(2), Rank::round);
 }
 
-/// Given cuts. No rank clears claims: those of an older use of a slot count as none.
+/// Given cuts. No rank clears claims: claims of an older use of a slot do not count.
 #[test]
 fn claims_of_given_cuts_are_used_again() {
     GIVEN.play(Some(1), |rank| (0..3).for_each(|_| rank.round()));
@@ -338,7 +338,7 @@ fn a_piece_is_read_when_it_is_filled() {
     });
 }
 
-/// Counters and claims of a program. Of the last two ranks to raise a counter one at least goes on.
+/// Counters and claims of a program. At least one of the last two ranks to raise a counter continues.
 #[test]
 fn a_program_for_all_completes() {
     PROGRAM.play(None, Rank::round);
@@ -359,11 +359,11 @@ fn a_program_for_the_first_completes() {
 type Cells = fn(&Plan) -> Vec<usize>;
 
 thread_local! {
-    /// The cells of a planted mistake; without, it is on all cells.
+    /// The cells of a planted mistake; without any, it applies to all cells.
     static MISTAKEN: Cell<Option<Cells>> = const { Cell::new(None) };
 }
 
-/// Takes the ordering of an operation on these cells away, and requires that the test fails.
+/// Removes the ordering of an operation on these cells, and requires that the test fails.
 fn find_on(operation: Operation, cells: Cells, test: fn()) {
     find(operation, move || {
         MISTAKEN.set(Some(cells));
@@ -371,7 +371,7 @@ fn find_on(operation: Operation, cells: Cells, test: fn()) {
     });
 }
 
-/// Rounds that use all slots.
+/// Returns rounds that use all slots.
 fn slots(plan: &Plan) -> impl Iterator<Item = u64> + use<> {
     1..=plan.slots()
 }
@@ -384,7 +384,7 @@ fn words(plan: &Plan) -> Vec<usize> {
     slots(plan).map(|round| plan.word(round, 0)).collect()
 }
 
-/// The round of each record.
+/// Returns the cell of each record's round.
 fn records(plan: &Plan) -> Vec<usize> {
     slots(plan).map(|round| plan.record(round)).collect()
 }
@@ -393,12 +393,12 @@ fn releases(plan: &Plan) -> Vec<usize> {
     (0..plan.ranks).map(|rank| plan.released(rank)).collect()
 }
 
-/// The number of segments that are reduced.
+/// Returns the cells that count the reduced segments.
 fn counts(plan: &Plan) -> Vec<usize> {
     slots(plan).map(|round| plan.done(round)).collect()
 }
 
-/// The number of pieces that the first contribution of each rank lacks.
+/// Returns the cells that count the missing pieces of each rank's first contribution.
 fn pieces(plan: &Plan) -> Vec<usize> {
     (0..plan.ranks).map(|rank| plan.unfilled(rank, 0)).collect()
 }
@@ -424,7 +424,7 @@ fn a_tag_without_a_fence_is_found() {
     find(Operation::Fence, one_of_the_last_to_arrive_sees_every_tag);
 }
 
-/// Each rank leaves its fence to the one that goes to sleep, which does not fence for it.
+/// Each rank leaves its fence to the rank that goes to sleep, which does not fence for it.
 #[test]
 fn a_tag_whose_fence_is_left_to_a_sleeper_is_found() {
     find(Operation::FencePeer, two_ranks_that_sleep_are_woken);

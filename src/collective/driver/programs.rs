@@ -1,4 +1,4 @@
-//! Programs of triggered operations: their reductions, and those that something else than the ranks runs.
+//! Programs of triggered operations: their reductions, and the operations that a runner carries out.
 
 use super::{Driver, WRITTEN_ONCE};
 use crate::collective::core::{Cells, Effort, Entry, Part, ProgramOp, Time};
@@ -9,7 +9,7 @@ use crate::reduce::{Goal, Place, Source};
 use crate::trigger::{Chunk, Gate, Input, Target, Task, TaskWork};
 
 impl Driver {
-    /// Carries out what a program asks for.
+    /// Carries out an operation of a program.
     #[inline(never)]
     pub(super) fn execute_program(&mut self, op: ProgramOp, now: Time) -> Result<()> {
         match op {
@@ -39,7 +39,7 @@ impl Driver {
         self.runner().map_or(Ok(R::default()), run)
     }
 
-    /// Records what a runner has done since, and with some effort reduces what has come.
+    /// Records what a runner has done since the last call, and with some effort reduces the received contributions.
     pub(super) fn poll_runner(&mut self, effort: Effort) -> Result<()> {
         let Driver { runner: Some(runner), machine, control, arena, reduction, parts, .. } = self else {
             return Ok(());
@@ -76,7 +76,7 @@ impl Driver {
         Ok(())
     }
 
-    /// A reduction of a program: the set of parts and the data.
+    /// Carries out a reduction of a program: the set of parts and the data.
     fn run(&mut self, task: Task) {
         Fuse::pass(&mut self.fuse, Crash::AfterClaim);
         let dies = Fuse::is_due(self.fuse, Crash::InsideOperation);
@@ -92,7 +92,7 @@ impl Driver {
         let (skip, len) = plan.chunk_span(*chunk);
         let len = if dies { len / 2 / size_of::<u64>() * size_of::<u64>() } else { len };
         let elements = len / reduction.dtype.size();
-        // Partial sums are kept in the width in which they are made.
+        // Partial sums are stored in the width of sums.
         let wide_skip = skip / reduction.dtype.size() * reduction.dtype.wide_size();
         for input in from {
             let first = scratch.entries.len();
@@ -109,7 +109,7 @@ impl Driver {
                 reduction.source(entry, at)
             };
             match input {
-                // One contribution is not copied: its sum is itself.
+                // A single contribution is not copied: it is its own sum.
                 Input::Partial(number) if added.clone().count() > 1 => {
                     let at = Place::Here(plan.partial(round, *number) + wide_skip);
                     sources.push(Source { at, wide: true, factor: 1.0 });

@@ -1,4 +1,4 @@
-//! Reductions: from the machine's operations to places in memory.
+//! Carries out the machine's reductions in memory.
 
 use super::Driver;
 use crate::reduce::{Goal, Place, Source};
@@ -14,7 +14,7 @@ impl Driver {
         arena.combine(reduction.kind(), sources, goal, len / reduction.dtype.size(), divisor);
     }
 
-    /// Averages the first operands, and adds the others.
+    /// Averages the first `models` operands, and adds the others.
     pub(super) fn average(&mut self, models: usize, divisor: u32, (to, len): (usize, usize)) {
         let Driver { arena, reduction, operands, .. } = self;
         let sources = operands.inputs.iter().filter_map(|&input| reduction.source_of(input));

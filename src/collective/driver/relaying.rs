@@ -1,4 +1,4 @@
-//! What a rank relays: contributions as they were sealed, and sums of them, each behind its label.
+//! The data that a rank relays: contributions as they were sealed, and sums of them, each after its label.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use crate::fault::Fault;
 use crate::reduce::{Goal, Place, Source};
 use crate::trigger::{Buffer, Chunk, Deposit, Order};
 
-/// A cut that is being assembled, and the ranks that said that they have no room.
+/// A cut that is being assembled, and the ranks that have reported that they have no free slot.
 #[derive(Debug, Default)]
 pub(super) struct Parts {
     pub(super) cut: Cut,
@@ -31,7 +31,7 @@ fn has_data(entry: &Entry) -> bool {
 }
 
 impl Driver {
-    /// Copies what a gate let in to where it is relayed from: the buffers are free then.
+    /// Copies the contents of a gate to the memory from which they are relayed. Then the rank's buffers are free.
     #[inline(never)]
     pub(super) fn seal(
         &mut self,
@@ -59,7 +59,7 @@ impl Driver {
         control.store_down(last_cell(plan, to), label(parts.cut.encode(), form, &parts.without_slot));
     }
 
-    /// Sums a chunk of what lies in one or two buffers, and joins what is in them.
+    /// Sums a chunk of the data in one or two buffers, and joins their cuts.
     #[inline(never)]
     pub(super) fn sum(
         &mut self,
@@ -79,14 +79,14 @@ impl Driver {
             let label = Label::new(|index| control.load(last - index));
             parts.cut.add(|index| label.record(index));
             parts.without_slot.extend(label.without_slot());
-            // In front of what this rank keeps lies what it sent; another rank sent no more than is summed.
+            // Data of this rank has the part that it sent in front; another rank sent no more than is summed.
             let is_own = !matches!(from, Buffer::Inbox(_));
             let is_divided = is_own && !chunk.is_whole() && !plan.fault(Fault::SumWhatWasSent);
             let front = is_divided.then(|| chunk.sibling());
             Some(SumInput { at, form: label.form(), entries: first..parts.cut.entries.len(), front })
         });
         let count = parts.cut.contributions().count();
-        // One contribution is passed on as it is: its weight counts in the outcome.
+        // A single contribution is passed on unchanged: its weight counts in the outcome.
         let passes_on = !is_outcome && count <= 1;
         let form = match passes_on {
             true if count == 1 && plan.fault(Fault::RelaySumOfOne) => Form::Sum,
@@ -120,18 +120,18 @@ impl Driver {
     }
 }
 
-/// What one input of a sum is.
+/// One input of a sum.
 struct SumInput {
     /// Where its data begins.
     at: usize,
     form: Form,
-    /// The entries of its label, among all.
+    /// The range of its label's entries among all entries.
     entries: Range<usize>,
-    /// What lies in front of what is summed.
+    /// The chunk in front of the chunk that is summed.
     front: Option<Chunk>,
 }
 
-/// The cell right in front of the data at an offset.
+/// Returns the cell right in front of the data at an offset.
 fn last_cell(plan: &Plan, at: usize) -> usize {
     plan.cell_of_data(at) - 1
 }

@@ -1,5 +1,5 @@
-//! The lines of a recording, in JSON. The first one says of what it is. Each wait has a line with the rounds that it
-//! returned, and with the cuts that the rank learned before.
+//! The lines of a recording, in JSON. The first line identifies the collective. Each wait has a line with the rounds
+//! that it returned, and with the cuts that the rank learned before it.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ pub(super) const VERSION: u32 = 1;
 /// Ages beyond this do not occur, and do not fit into an entry.
 pub(super) const MOST_AGE: u64 = 1 << 20;
 
-/// The choices without which a recording means nothing: under others, cuts or waits would be impossible.
+/// The choices that a replay must share with its recording: under others, cuts or waits would be impossible.
 const COMPARED: [&str; 9] =
     ["the length", "the tensors", "the element type", "fire", "absent", "reduce", "scale", "depth", "group"];
 
@@ -37,7 +37,7 @@ impl Header {
         Header { earlybird_recording: VERSION, ranks, rank, collective, choices }
     }
 
-    /// What a replay has otherwise than this recorded run, with both values.
+    /// Returns the first difference between this recorded run and a replay, with both values.
     pub(super) fn difference(&self, now: &Header) -> Option<String> {
         let numbers = [
             ("ranks", self.ranks, now.ranks),
@@ -63,7 +63,7 @@ pub(super) struct Line {
     /// The first and the last round that a wait returned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) took: Option<(u64, u64)>,
-    /// The rank has left.
+    /// Whether the rank has left.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) left: bool,
     /// The cuts that the rank learned since the line before.
@@ -88,7 +88,7 @@ impl CutLine {
         CutLine { round: cut.round(), by: cut.initiator(), entries: cut.entries().map(line).collect() }
     }
 
-    /// Its entries, if all numbers are in range.
+    /// Returns its entries, if all numbers are in range.
     pub(super) fn parts(&self, ranks: u32) -> Option<Vec<Entry>> {
         let in_range = |&(rank, _, age, _): &(u32, Part, u64, u16)| rank < ranks && age < MOST_AGE;
         let entry = |&(rank, part, age, weight): &(u32, Part, u64, u16)| Entry::new(rank, part, (age, weight), 0);

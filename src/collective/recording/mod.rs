@@ -1,9 +1,10 @@
-//! Runs that can be repeated: a recording says which contributions entered each round of a collective, and a replay runs
-//! with exactly these cuts.
+//! Runs that can be repeated: a recording lists the contributions that entered each round of a collective, and a replay
+//! runs with exactly these cuts.
 //!
-//! Each rank writes a file of its own. It has what the rank cannot know from elsewhere: the cuts of all rounds up to the one
-//! in which it leaves, and which rounds each of its waits returned. In a replay a rank gives them to its machine, whose
-//! agreement takes them as they are (`core/agreement/given.rs`), and its waits return the same rounds.
+//! Each rank writes its own file. The file holds what the rank cannot know from elsewhere: the cuts of all rounds up to
+//! the one in which it leaves, and which rounds each of its waits returned. In a replay a rank gives them to its
+//! machine, whose form of agreement takes them as they are (`core/agreement/given.rs`), and its waits return the same
+//! rounds.
 //!
 //! Synchronous rounds have the same cuts in every run, so they are neither recorded nor replayed.
 #![forbid(unsafe_code)]
@@ -26,7 +27,7 @@ use reader::Recording;
 pub(crate) use reader::read_any;
 use writer::Recorder;
 
-/// What a rank writes and reads of one collective.
+/// What a rank writes and reads for one collective.
 #[derive(Debug)]
 pub(super) struct Tape {
     recorder: Option<Recorder>,
@@ -38,12 +39,12 @@ pub(super) struct Tape {
 struct Player {
     file: PathBuf,
     recording: Recording,
-    /// Arrivals that this rank made.
+    /// The number of arrivals that this rank has made.
     arrivals: usize,
     rank: u32,
 }
 
-/// Whether rounds of a world's partial collectives are recorded or replayed, in a word.
+/// Returns in one word whether the rounds of a world's partial collectives are recorded or replayed.
 pub(super) fn name(world: &World) -> &'static str {
     match (world.record(), world.replay()) {
         (None, None) => "neither",
@@ -53,7 +54,7 @@ pub(super) fn name(world: &World) -> &'static str {
     }
 }
 
-/// The file of a rank's part of a collective.
+/// Returns the file of a rank's part of a collective.
 fn file_of(name: &Path, collective: u32, rank: u32) -> PathBuf {
     let mut file = name.as_os_str().to_owned();
     file.push(format!(".{collective}.{rank}"));
@@ -61,10 +62,11 @@ fn file_of(name: &Path, collective: u32, rank: u32) -> PathBuf {
 }
 
 impl Tape {
-    /// Begins with the files of a collective of a world, that with this number. Nothing if none of them is wanted.
+    /// Opens the files of a world's collective with this number. Returns `None` if neither file is wanted.
     ///
     /// # Errors
-    /// A file that cannot be written, or one that cannot be read, is no recording, or is that of another collective.
+    /// A file that cannot be written, or one that cannot be read, is not a recording, or belongs to another
+    /// collective.
     pub(super) fn open(world: &World, collective: u32, plan: &Plan, choices: &Choices) -> Result<Option<Box<Self>>> {
         if plan.fire.is_synchronous() || (world.record().is_none() && world.replay().is_none()) {
             return Ok(None);
@@ -110,12 +112,12 @@ impl Tape {
         }
     }
 
-    /// Whether it asks for the cuts of rounds that fire.
+    /// Returns whether it needs the cuts of rounds that fire.
     pub(super) fn records(&self) -> bool {
         self.recorder.is_some()
     }
 
-    /// Tells the machine that has not begun.
+    /// Prepares a machine that has not begun.
     pub(super) fn instruct(&mut self, machine: &mut Machine) {
         if self.recorder.is_some() {
             machine.record();
@@ -123,12 +125,12 @@ impl Tape {
         if let Some(Player { recording, .. }) = &mut self.player {
             let (taken, known) = (recording.ends.last().copied().unwrap_or(0), recording.cuts.len() as u64);
             std::mem::take(&mut recording.cuts).into_iter().for_each(|cut| machine.give(cut));
-            // The last arrivals, of which there may be several until one is in a round, get a round each.
+            // The rank may repeat its last arrival until one is in a round; each of these arrivals gets one round.
             recording.ends.iter().copied().chain(taken + 1..=known).for_each(|end| machine.give_end(end));
         }
     }
 
-    /// This rank is about to make an arrival: the recorded run must have made it, too.
+    /// Checks an arrival that this rank is about to make: the recorded run must have made it, too.
     pub(super) fn check_arrival(&self, operation: &'static str) -> Result<()> {
         match &self.player {
             Some(player) if player.arrivals == player.recording.ends.len() => {
@@ -144,7 +146,7 @@ impl Tape {
         }
     }
 
-    /// This rank is about to leave: the recorded run must have left here, too.
+    /// Checks that this rank may leave: the recorded run must have left here, too.
     pub(super) fn check_leaving(&self, operation: &'static str) -> Result<()> {
         match &self.player {
             Some(player) if !player.recording.left => {
@@ -158,14 +160,14 @@ impl Tape {
         }
     }
 
-    /// This rank took these rounds, and knows these cuts since it was asked last.
+    /// Records that this rank took these rounds, and the cuts that it has learned since the last call.
     pub(super) fn took(&mut self, rounds: &RangeInclusive<u64>, cuts: &[Cut]) {
         if let Some(recorder) = &mut self.recorder {
             recorder.took(rounds, cuts);
         }
     }
 
-    /// This rank has left. Ends the recording.
+    /// Ends the recording. This rank has left.
     ///
     /// # Errors
     /// A part of the recording could not be written.
@@ -176,7 +178,7 @@ impl Tape {
 }
 
 impl Player {
-    /// The recording ends too early, or goes on.
+    /// Returns the error for a run that makes another call than the recorded run made.
     fn ends(&self, operation: &'static str, what: &str) -> Error {
         let Player { file, recording, rank, .. } = self;
         let (file, last) = (file.display(), recording.rounds);

@@ -1,4 +1,4 @@
-//! Reads a recording. What is in it may be anything: it leads to cuts that could have been, or to an error.
+//! Reads a recording. The file may hold any bytes: it leads to possible cuts, or to an error.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -12,13 +12,13 @@ use crate::rank_set::RankSet;
 /// A rank's part of a recorded run.
 #[derive(Debug)]
 pub(super) struct Recording {
-    /// The cuts of rounds 1 and up.
+    /// The cuts of consecutive rounds, from round 1 on.
     pub(super) cuts: Vec<Cut>,
-    /// How many there are.
+    /// The number of cuts.
     pub(super) rounds: u64,
     /// The last round that each wait returned.
     pub(super) ends: Vec<u64>,
-    /// The rank left in the last round.
+    /// Whether the rank left in the last round.
     pub(super) left: bool,
 }
 
@@ -58,7 +58,7 @@ impl Recording {
             }
             match serde_json::from_slice::<Line>(&text) {
                 Ok(line) => reader.follow(line).map_err(bad)?,
-                // The rank was killed while it wrote.
+                // The rank was killed while it wrote this line.
                 Err(_) if text.last() != Some(&b'\n') => break,
                 Err(problem) => return Err(bad(format!("this is no wait of a recording: {problem}"))),
             }
@@ -67,7 +67,7 @@ impl Recording {
     }
 }
 
-/// What is known after some lines.
+/// The state after some lines.
 struct Reader {
     rank: u32,
     ranks: u32,
@@ -78,9 +78,9 @@ struct Reader {
     left: bool,
     /// Ranks that take part in the next round.
     active: RankSet,
-    /// By rank: for which round the contribution was made that entered last.
+    /// By rank: the round for which the newest entered contribution was made.
     entered: BTreeMap<u32, u64>,
-    /// For which round each of this rank's contributions was made, and which one it entered.
+    /// For each of this rank's contributions: the round for which it was made, and the round that it entered.
     own: Vec<(u64, u64)>,
 }
 
@@ -153,12 +153,12 @@ impl Reader {
         Ok(())
     }
 
-    /// All lines were read.
+    /// Ends the reading after all lines.
     fn end(self) -> Result<Recording, String> {
         let Reader { cuts, waits, left, own, .. } = self;
         let next = waits.last().map_or(1, |&(_, last)| last + 1);
         for (made_for, entered) in own {
-            // A contribution stays where it is until the round of the next one, and no longer.
+            // A contribution stays in its buffer until the round of the next one, and no longer.
             let lasts = match waits.binary_search_by_key(&made_for, |&(first, _)| first) {
                 Ok(wait) => entered <= waits[wait].1 + 1,
                 // The rank ended before it took the outcome.
@@ -175,7 +175,7 @@ impl Reader {
     }
 }
 
-/// Reads any bytes as the recording of the world that they name.
+/// Reads any bytes as the recording of the world that they describe.
 #[cfg(test)]
 pub(crate) fn read_any(bytes: &[u8]) -> Result<(), String> {
     let first = bytes.split(|&byte| byte == b'\n').next().unwrap_or_default();

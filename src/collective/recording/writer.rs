@@ -1,7 +1,8 @@
-//! Writes a recording while the run goes on.
+//! Writes a recording during the run.
 //!
-//! A line is written with each wait that returns outcomes, through a buffer. The outcomes are the caller's by then, so a
-//! failure ends the recording and not the run: it is logged at once, and `finish` returns it when the rank has left.
+//! A line is written with each wait that returns outcomes, through a buffer. The outcomes already belong to the caller
+//! then, so a failure ends the recording and not the run: it is logged at once, and `finish` returns it when the rank
+//! has left.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -14,11 +15,11 @@ use super::format::{CutLine, Header, Line};
 use crate::collective::core::Cut;
 use crate::files;
 
-/// A recording that is being made.
+/// A recording in progress.
 #[derive(Debug)]
 pub(super) struct Recorder {
     file: PathBuf,
-    /// Nothing is written after the first failure.
+    /// The output; nothing is written after the first failure.
     out: io::Result<BufWriter<File>>,
 }
 
@@ -27,7 +28,7 @@ impl Recorder {
         let made = files::create(file).and_then(|made| {
             let mut out = BufWriter::new(made);
             write(&mut out, header)?;
-            // A rank that is killed soon leaves a file that says what it is.
+            // A rank that is killed soon leaves a file that identifies itself.
             out.flush()?;
             Ok(out)
         });
@@ -63,7 +64,7 @@ fn write(out: &mut impl Write, line: &impl Serialize) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// The outcomes are the caller's in spite of that.
+    /// The outcomes belong to the caller in spite of that.
     #[test]
     fn a_full_disk_ends_the_recording_and_is_reported_at_the_end() {
         let full = File::options().write(true).open("/dev/full").unwrap();

@@ -1,14 +1,14 @@
-//! Weights of models by how far they are: of P-Reduce's dynamic weights (Miao et al., SIGMOD 2021).
+//! Weights of models by their iterations: the dynamic weights of P-Reduce (Miao et al., SIGMOD 2021).
 //!
-//! A member is as far as its iterations count. The newest members of a group share the largest weight, and each iteration
-//! behind them multiplies it by a factor *a*. With *r* = 1 for the oldest and *K* for the newest, *r* weighs
-//! (1 - a) a^(K - r) / (1 - a^K): all of them together 1. What belongs to an *r* that no member has goes to the oldest.
-//! After the mean all members are as far as the newest was.
+//! The position of a member is its number of iterations. The newest members of a group share the largest weight, and
+//! each iteration by which a member is older multiplies the weight by a factor *a*. With *r* = 1 for the oldest and *K*
+//! for the newest, *r* has the weight (1 - a) a^(K - r) / (1 - a^K); all weights together are 1. The weight of an *r*
+//! that no member has goes to the oldest. After the mean all members have the position of the newest.
 
 use super::record::{GroupCut, ITERATIONS};
 use crate::rule::power;
 
-/// How many iterations each member is ahead of the first one. Iterations are counted modulo [`ITERATIONS`].
+/// Returns how many iterations each member is ahead of the first one. Iterations are counted modulo [`ITERATIONS`].
 fn leads(cut: &GroupCut) -> impl Iterator<Item = i64> + '_ {
     let first = cut.contributors().next().map_or(0, |member| member.iteration);
     cut.contributors().map(move |member| {
@@ -17,7 +17,7 @@ fn leads(cut: &GroupCut) -> impl Iterator<Item = i64> + '_ {
     })
 }
 
-/// The weight of each member's model, in the order of the cut.
+/// Returns the weight of each member's model, in the order of the cut.
 pub(super) fn weights<'a>(cut: &'a GroupCut, factor: f32) -> impl Iterator<Item = f32> + 'a {
     let newest = leads(cut).max().unwrap_or(0);
     let oldest = leads(cut).min().unwrap_or(0);
@@ -33,7 +33,7 @@ pub(super) fn weights<'a>(cut: &'a GroupCut, factor: f32) -> impl Iterator<Item 
     })
 }
 
-/// The iteration of a member after the mean, if it was there with `own`.
+/// Returns the iteration of a member after the mean, if its iteration was `own` before.
 pub(super) fn after(cut: &GroupCut, rank: u32, own: u64) -> u64 {
     let newest = leads(cut).max().unwrap_or(0);
     let lead =
@@ -65,10 +65,10 @@ mod tests {
             assert!(all && found.len() == expected.len(), "{found:?}, not {expected:?}");
         };
         close(weighed(&[3, 2], 0.5), &[2.0 / 3.0, 1.0 / 3.0]);
-        // 4/7, 2/7 and 1/7, of which no member has the second one.
+        // The weights are 4/7, 2/7 and 1/7; no member has the second one.
         close(weighed(&[1, 3], 0.5), &[3.0 / 7.0, 4.0 / 7.0]);
         close(weighed(&[1, 3, 1, 3], 0.5), &[1.5 / 7.0, 2.0 / 7.0, 1.5 / 7.0, 2.0 / 7.0]);
-        // A rank that is far behind has all that is missing, and what is left of it is next to nothing.
+        // A rank that is far behind gets all missing weights, and its own weight is almost 0.
         close(weighed(&[0, 1_000_000], 0.5), &[0.5, 0.5]);
         for iterations in [&[5, 9, 6, 5, 11][..], &[ITERATIONS - 2, ITERATIONS + 1, ITERATIONS]] {
             let sum: f32 = weighed(iterations, 0.3).iter().sum();

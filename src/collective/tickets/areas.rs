@@ -1,15 +1,15 @@
-//! Where the data of all ranks lies: contributions, registers and outcomes, on each host those of its ranks.
+//! Where the data of all ranks lies: contributions, registers and outcomes, each on the host of its rank.
 
 use crate::topology::Topology;
 use std::ops::Range;
 
-/// A rank writes one contribution while its last one is in a group.
+/// A rank writes one contribution while a group uses its last one.
 pub(super) const BUFFERS: u32 = 2;
 
 /// The areas of a rank: its contributions, its register, and its outcome.
 const AREAS: usize = BUFFERS as usize + 2;
 
-/// Areas begin at such multiples of bytes, so that ranks write to no line together.
+/// Areas begin at multiples of this number of bytes, so that no two ranks write to one cache line.
 const ALIGNMENT: usize = 128;
 
 /// The memory of a collective with groups by tickets, in bytes.
@@ -17,12 +17,12 @@ const ALIGNMENT: usize = 128;
 pub(crate) struct Areas {
     topology: Topology,
     bytes: usize,
-    /// The most that is moved at a time.
+    /// The most bytes that are moved at a time.
     segment: usize,
 }
 
 impl Areas {
-    /// For models of `bytes` bytes, which are moved by segments.
+    /// Returns the areas for models of `bytes` bytes, which are moved in segments.
     pub(crate) fn new(topology: Topology, bytes: usize, segment: usize) -> Self {
         Areas { topology, bytes, segment: segment.max(1) }
     }
@@ -31,12 +31,12 @@ impl Areas {
         self.bytes
     }
 
-    /// How many segments a model has: one at least.
+    /// Returns the number of segments in a model: at least one.
     pub(crate) fn segments(&self) -> u64 {
         self.bytes.div_ceil(self.segment).max(1) as u64
     }
 
-    /// The bytes of a segment.
+    /// Returns the bytes of a segment.
     pub(super) fn segment(&self, segment: u64) -> Range<usize> {
         let from = segment as usize * self.segment;
         from..self.bytes.min(from + self.segment)
@@ -46,7 +46,7 @@ impl Areas {
         self.bytes.next_multiple_of(ALIGNMENT)
     }
 
-    /// Whether some ranks share no memory.
+    /// Returns whether some ranks share no memory.
     pub(super) fn is_spread(&self) -> bool {
         self.topology.has_elsewhere()
     }
@@ -59,14 +59,15 @@ impl Areas {
         self.host_of(one) == self.host_of(other)
     }
 
-    /// Whether other ranks use memory that goes away with this one. All cells are at the host of rank 0.
+    /// Returns whether other ranks use memory that disappears with this rank's process. All cells are at the host of
+    /// rank 0.
     pub(super) fn keeps(&self, rank: u32) -> bool {
         let host = self.host_of(rank);
         let is_needed = host == self.host_of(0) || self.topology.is_shared(host);
         self.is_spread() && self.topology.leader(host) == rank && is_needed
     }
 
-    /// Bytes for a segment that comes from another host.
+    /// Returns the bytes for a segment that comes from another host.
     pub(super) fn row(&self) -> usize {
         self.segment.min(self.bytes).next_multiple_of(ALIGNMENT)
     }
@@ -79,17 +80,18 @@ impl Areas {
         self.area(rank, buffer as usize)
     }
 
-    /// The model that a rank has in between: it changes while the rank computes, if it is lent.
+    /// Returns the offset of a rank's model between its groups: the model changes while the rank computes, if it is
+    /// lent.
     pub(crate) fn register(&self, rank: u32) -> usize {
         self.area(rank, BUFFERS as usize)
     }
 
-    /// The model that a rank reads: it changes while the rank has an arrival only.
+    /// Returns the offset of the model that a rank reads: it changes only while the rank has an arrival.
     pub(super) fn outcome(&self, rank: u32) -> usize {
         self.area(rank, BUFFERS as usize + 1)
     }
 
-    /// The memory of a host; nothing if that cannot be addressed.
+    /// Returns the bytes of a host's memory; `None` if they cannot be addressed.
     pub(crate) fn of_host(&self) -> Option<usize> {
         let ranks = self.topology.widest() as usize;
         let all = self.bytes.checked_next_multiple_of(ALIGNMENT)?.checked_mul(AREAS)?.checked_mul(ranks)?;

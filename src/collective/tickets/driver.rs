@@ -1,12 +1,12 @@
 //! Carries out the machine's operations.
 //!
-//! Operations complete in the call or later. The machine is polled while none is in flight, with cells that were read
-//! after the last one had completed.
+//! Operations complete in the call or later. The driver polls the machine while no operation is in flight, with cells
+//! that were read after the last one had completed.
 //!
 //! # Waiting over a network
-//! No rank hears of a change of the home's cells, so a rank that waits looks again and again. The next look comes after a
-//! quarter of the time that it has waited, within bounds ([`BACK_OFF`]). So polls make a wait longer by a quarter at most, or by
-//! the shortest back-off, and a rank that waits for long costs the home a thousand reads in a second.
+//! No rank is notified of a change of the home's cells, so a waiting rank polls repeatedly. The next poll follows after
+//! a quarter of the time that the rank has waited, within bounds ([`BACK_OFF`]). So polls make a wait longer by at most
+//! a quarter, or by the shortest back-off, and a rank that waits for long costs the home a thousand reads in a second.
 
 mod moving;
 
@@ -23,22 +23,23 @@ use crate::fabric::{Access, Completion, Endpoint, HostMemory, Interest, Posted, 
 use crate::reduce::{Arena, Dtype};
 use moving::Moving;
 
-/// The shortest and the longest time between two looks in vain, in nanoseconds. A shorter one costs as much as the read.
+/// The shortest and the longest time between two polls that find nothing, in nanoseconds. A shorter back-off would cost
+/// as much as the read.
 const BACK_OFF: RangeInclusive<Time> = 50_000..=1_000_000;
 
-/// One look in vain in this number is at the ranks that left: an error names those that are missing.
+/// One in this number of polls that find nothing reads which ranks left, because an error names the missing ranks.
 const POLLS_OF_LEAVERS: u32 = 16;
 
-/// What is in flight: an operation of the machine; there is one at a time.
+/// The token of an operation of the machine; one is in flight at a time.
 const OPERATION: u64 = 0;
-/// A look at cells.
+/// The token of a read of cells.
 const READ: u64 = 1;
-/// A part of a segment.
+/// The token of a part of a segment.
 const DATA: u64 = 2;
-/// From here on: pairs of cells that have landed.
+/// The first of the tokens for pairs of cells that have landed.
 const LANDED: u64 = 3;
 
-/// What all ranks made for a collective.
+/// The memory that all ranks made for a collective.
 #[derive(Debug)]
 pub(crate) struct Memory {
     /// The region of all cells.
@@ -50,14 +51,15 @@ pub(crate) struct Memory {
     pub(crate) mean: Mean,
 }
 
-/// What a group makes of its members' contributions.
+/// How a group averages its members' contributions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Mean {
-    /// They are updates of the models that ranks have in registers.
+    /// The contributions are updates of the models that ranks have in registers.
     Registers,
-    /// They are models.
+    /// The contributions are models.
     Models,
-    /// They are models, and count less by this factor for each iteration behind the newest.
+    /// The contributions are models, weighted less by this factor for each iteration by which they are older than the
+    /// newest.
     ModelsByAge(f32),
 }
 
@@ -70,9 +72,9 @@ pub(crate) struct TicketDriver {
     arena: Arena,
     memory: Memory,
     moving: Moving,
-    /// Operations in flight: one of the machine, or one look, or parts of a segment.
+    /// Operations in flight: one operation of the machine, one read of cells, or parts of a segment.
     in_flight: usize,
-    /// When the first look in vain was, since the machine went on.
+    /// When the first poll that found nothing took place, since the machine last made progress.
     waits_since: Option<Time>,
     idle_polls: u32,
     next_poll: Time,
@@ -82,15 +84,15 @@ pub(crate) struct TicketDriver {
 
 impl TicketDriver {
     /// # Errors
-    /// There is no memory for what comes from other hosts.
+    /// There is no memory for data from other hosts.
     ///
     /// # Panics
-    /// If the data of the own host cannot be mapped; the fabric guarantees that it can.
+    /// If the data of this host cannot be mapped; the fabric guarantees that it can.
     pub(crate) fn new(machine: TicketMachine, mut endpoint: Box<dyn Endpoint>, memory: Memory) -> Result<Self> {
         let plan = machine.plan();
         let home = Home::new(&mut *endpoint, memory.cells, plan.cells())?;
         let data = memory.data[memory.areas.host_of(plan.me()) as usize];
-        // Registers, one of them a lender's, and contributions.
+        // The sources are registers, one of them a lender's, and contributions.
         let most = 2 * plan.size().min(plan.ranks()) as usize + 1;
         let staging = memory.areas.is_spread().then(|| endpoint.register(most * memory.areas.row(), Access::Local));
         let staging = staging.transpose()?;
@@ -141,18 +143,18 @@ impl TicketDriver {
         self.arena.memory()
     }
 
-    /// Whether a wait of the endpoint was delegated, and goes on.
+    /// Returns whether a wait of the endpoint was delegated and continues.
     pub(super) fn is_delegated(&self) -> bool {
         self.endpoint.is_delegated()
     }
 
-    /// Whether some ranks share no memory.
+    /// Returns whether some ranks share no memory.
     pub(super) fn is_spread(&self) -> bool {
         self.areas().is_spread()
     }
 
-    /// Takes one step, with so much effort; returns whether there was one. Without effort it begins to move no large data,
-    /// and does not look at the network.
+    /// Takes one step, with this effort; returns whether there was one. Without effort it does not begin to move large
+    /// data and does not poll the network.
     pub(super) fn step(&mut self, now: Time, effort: Effort) -> Result<bool> {
         if self.in_flight > 0 || (self.is_spread() && effort > Effort::Nothing) {
             let completion =
@@ -178,7 +180,7 @@ impl TicketDriver {
         self.poll_cells(now)
     }
 
-    /// Takes what has come from the network; returns whether the machine went on.
+    /// Takes what has arrived from the network; returns whether the machine made progress.
     pub(super) fn hear(&mut self, now: Time) -> Result<bool> {
         match self.endpoint.poll()? {
             Some(completion) => self.complete(completion, now),
@@ -186,19 +188,19 @@ impl TicketDriver {
         }
     }
 
-    /// The last step before a sleep: it begins no look.
+    /// Takes the last step before a sleep; it begins no read of cells.
     pub(super) fn rest(&mut self, now: Time) -> Result<bool> {
         if self.home.is_here() { self.step(now, Effort::Work) } else { self.hear(now) }
     }
 
-    /// When a rank that sleeps has to look again, if no rank wakes it.
+    /// Returns when a sleeping rank has to poll again, if no rank wakes it.
     pub(super) fn next_poll(&self, now: Time) -> Option<Time> {
         let answer = (self.in_flight > 0).then(|| now.saturating_add(*BACK_OFF.start()));
         let poll_cells = (self.is_spread() && self.waits_since.is_some()).then_some(self.next_poll);
         answer.or(poll_cells)
     }
 
-    /// Looks at cells, or begins to read them.
+    /// Reads cells and polls the machine, or begins to read them over the network.
     fn poll_cells(&mut self, now: Time) -> Result<bool> {
         let plan = self.machine.plan();
         let cells = match self.machine.watches() {
@@ -238,18 +240,18 @@ impl TicketDriver {
         progress
     }
 
-    /// Whether this rank has left, and others still use memory that goes away with it: the home's cells, or areas of
-    /// other ranks of its host.
+    /// Returns whether this rank has left but others still use memory that disappears with its process: the home's
+    /// cells, or areas of other ranks of its host.
     fn is_staying(&self) -> bool {
         self.machine.has_left() && !self.is_over && self.areas().keeps(self.machine.plan().me())
     }
 
-    /// Whether this rank has left, and no other one needs it.
+    /// Returns whether this rank has left and no other rank needs it.
     pub(super) fn has_gone(&self) -> bool {
         self.machine.has_left() && !self.is_staying() && !self.home.has_pairs_in_flight()
     }
 
-    /// Ranks without which it does not go on.
+    /// Returns the ranks without which this one cannot continue.
     pub(super) fn missing(&self) -> Vec<u32> {
         self.machine.missing(&self.home)
     }
@@ -294,7 +296,7 @@ impl TicketDriver {
     }
 }
 
-/// What a rank that sleeps waits for, as a number.
+/// Returns the number of the event that a sleeping rank waits for.
 pub(super) fn interest(Event { group, is_entry }: Event) -> Interest {
     // Groups so far apart that they share a number are never open together; and a wait may end without a cause.
     const NUMBERS: u64 = 1 << 29;

@@ -1,4 +1,4 @@
-//! Carries a rank's arrivals through its groups, for a caller and a helper thread by turns.
+//! Completes a rank's arrivals in their groups, for a caller and a helper thread by turns.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -13,17 +13,17 @@ use crate::executor::work::{Outlived, Polled, Polls, Rest, Shared, Work};
 use crate::rank_set::RankSet;
 use crate::rule::{Absent, Grace, Mover};
 
-/// Tickets that a collective can give out. A group that closes early takes as many as a full one.
+/// The number of tickets that a collective can give out. A group that closes early takes as many as a full one.
 const TICKETS: u64 = 1 << 40;
 
-/// A driver, and what it is told of this rank's arrivals.
+/// A driver, and its state for this rank's arrivals.
 #[derive(Debug)]
 pub(crate) struct TicketEngine {
     driver: TicketDriver,
-    /// What it works towards.
+    /// The goal that it works towards.
     goal: Goal,
     arrivals: u64,
-    /// How far this rank is: as many iterations as it made, or as the newest in a mean did where ages count.
+    /// This rank's iteration: the number of its contributions, or that of the newest member in a mean where ages count.
     iteration: u64,
 }
 
@@ -86,7 +86,7 @@ impl Protocol for TicketEngine {
         // Rounds are counted from 1.
         let round = cut.group + 1;
         if cut.members.iter().any(|member| member.rank == me && member.leaving) {
-            // The others' model is none of its own.
+            // The rank that leaves does not take the others' model.
             return round + 1..=round;
         }
         if let (Some(taken), Some(place)) = (cuts.first_mut(), places.first_mut()) {

@@ -1,8 +1,8 @@
-//! The cells of all, which lie at one host: seen in its memory, or in a copy.
+//! The cells of all ranks, which lie at one host. A rank reads them in its memory, or in a copy.
 //!
-//! A rank that shares no memory with that host reads cells over the network. A read brings each cell as a whole, but cells
-//! in any order. [`record`](super::record) says why that does no harm: entries and cuts name their group in both of their
-//! cells, and all other cells that a rank waits for only grow.
+//! A rank that shares no memory with that host reads cells over the network. A read brings each cell as a whole, but
+//! the cells in any order. [`record`](super::record) explains why that is safe: entries and cuts name their group in
+//! both of their cells, and all other cells that a rank waits for only grow.
 
 use std::ops::Range;
 
@@ -17,16 +17,16 @@ pub(super) struct Home {
     region: Region,
     /// The cells, or the copy of them.
     view: Window,
-    /// The region of the copy. Behind it are places for pairs in flight.
+    /// The region of the copy. After the copy it has memory for pairs in flight.
     copy: Option<Region>,
     cells: usize,
-    /// The places that are in use, a bit for each.
+    /// The pairs that are in use, one bit for each.
     in_use: u32,
-    /// The place of the pair that an operation waits for.
+    /// The pair that an operation waits for.
     awaited: Option<u64>,
 }
 
-/// Pairs that can be in flight.
+/// The number of pairs that can be in flight.
 const PAIRS: usize = 8;
 
 impl Cells for Home {
@@ -40,7 +40,7 @@ fn at(region: Region, cell: usize) -> At {
 }
 
 impl Home {
-    /// The first cells of a region.
+    /// Returns the first cells of a region.
     ///
     /// # Errors
     /// There is no memory for a copy.
@@ -53,7 +53,7 @@ impl Home {
         Ok(Home { region, view, copy: Some(copy), cells, in_use: 0, awaited: None })
     }
 
-    /// Whether this rank sees every change at once.
+    /// Returns whether this rank sees every change at once.
     pub(super) fn is_here(&self) -> bool {
         self.copy.is_none()
     }
@@ -65,7 +65,7 @@ impl Home {
         endpoint.read(from, at(copy, cells.start), cells.len() * size_of::<u64>(), token)
     }
 
-    /// An atomic. Also on this host the endpoint makes it: on networks one agent changes a cell.
+    /// Runs an atomic. The endpoint runs it even on this host, because on networks one agent changes a cell.
     pub(super) fn change(
         &self,
         endpoint: &mut dyn Endpoint,
@@ -76,9 +76,9 @@ impl Home {
         endpoint.atomic(at(self.region, cell), atomic, token)
     }
 
-    /// Stores two neighbouring cells, which no rank changes by atomics meanwhile. Over a network it completes later if the pair
-    /// is to be `seen`, and at once if nothing that its rank does next needs it. In both cases an ack comes late, whose token is
-    /// one from `landed` on.
+    /// Stores two neighbouring cells, which no rank changes by atomics meanwhile. Over a network it completes later if
+    /// the pair must be `seen`, and at once if its rank's next steps do not need it. In both cases an ack comes later,
+    /// with a token that is `landed` or above.
     pub(super) fn store_pair(
         &mut self,
         endpoint: &mut dyn Endpoint,
@@ -88,7 +88,7 @@ impl Home {
     ) -> Result<Posted> {
         let Some(copy) = self.copy else {
             self.view.cell(cell).store(first, Ordering::Relaxed);
-            // Release: a rank that sees the second one sees the first, and the contribution, or the moved data.
+            // Release: a rank that sees the second cell sees the first, and the contribution or the moved data.
             sync::announce(self.view.cell(cell + 1), second);
             return Ok(Posted::Done(0));
         };
@@ -96,7 +96,7 @@ impl Home {
         let (from, to, token) = (self.cells + 2 * place as usize, at(self.region, cell), landed + place);
         self.view.cell(from).store(first, Ordering::Relaxed);
         self.view.cell(from + 1).store(second, Ordering::Relaxed);
-        // Counts are zeros again: no rank looks at them before they are.
+        // Both cells become zero again, and no rank reads them before.
         let posted = if [first, second] == [0, 0] {
             endpoint.put(at(copy, from), to, 2 * size_of::<u64>(), None, token)?
         } else {
@@ -111,18 +111,18 @@ impl Home {
         Ok(if seen { Posted::Pending } else { Posted::Done(0) })
     }
 
-    /// A pair has landed; whether an operation waits for it.
+    /// Notes that a pair has landed; returns whether an operation waits for it.
     pub(super) fn has_landed(&mut self, place: u64) -> bool {
         self.in_use &= !(1 << place);
         self.awaited.take_if(|awaited| *awaited == place).is_some()
     }
 
-    /// Whether no other pair can be stored before one has landed.
+    /// Returns whether no other pair can be stored before one has landed.
     pub(super) fn is_full(&self) -> bool {
         self.in_use.count_ones() as usize == PAIRS
     }
 
-    /// Whether pairs are in flight.
+    /// Returns whether pairs are in flight.
     pub(super) fn has_pairs_in_flight(&self) -> bool {
         self.in_use != 0
     }

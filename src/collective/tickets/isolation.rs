@@ -1,24 +1,24 @@
-//! Whether ranks are apart: no chain of recent groups leads from one to the other.
+//! Detects ranks that are apart: no chain of recent groups leads from one to the other.
 //!
-//! Ranks of fixed speeds arrive in the same order again and again, so that fast ones meet fast ones only. The graph of a
-//! *window* shows that: an edge between any two members of a group, and between a group and its lender. The window has
-//! the latest groups, 2 ceil(log N / log S) ceil(N / S) of them: twice as many as the groups of a schedule need to
-//! connect all ranks. The bound of the P-Reduce paper, ceil((N - 1) / (S - 1)) groups, is the least for which a
-//! connected graph is possible at all. From 16 ranks on, even random groups nearly always fail it.
+//! Ranks of fixed speeds arrive in the same order again and again, so fast ranks meet only fast ones. The graph of a
+//! *window* shows that: it has an edge between any two members of a group, and between a group and its lender. The
+//! window holds the latest groups, 2 ceil(log N / log S) ceil(N / S) of them: twice the number that the groups of a
+//! schedule need to connect all ranks. The bound of the P-Reduce paper, ceil((N - 1) / (S - 1)) groups, is the smallest
+//! for which a connected graph is possible at all. From 16 ranks on, even random groups nearly always fail it.
 //!
-//! All of this is a function of the records. It takes time linear in the ranks and in the seats of the window, but for
-//! the logarithm of a union-find that halves paths.
+//! All of this is a function of the records. It takes time linear in the ranks and in the seats of the window, except
+//! for the logarithm of a union-find that halves paths.
 
 use crate::group::cycle;
 use crate::rank_set::RankSet;
 
-/// How many groups a window has: those of two cycles.
+/// Returns the number of groups in a window: those of two cycles.
 pub(super) fn window(ranks: u32, size: u32) -> u64 {
     2 * u64::from(cycle(ranks, size)) * u64::from(ranks.div_ceil(size))
 }
 
-/// How many groups closers look back on. Some ranks may have no lender at first, and each group has one lender at most, so
-/// they begin a quarter of a window before ranks are apart.
+/// Returns the number of groups that closers look back on. Some ranks may have no lender at first, and each group has
+/// at most one lender, so closers begin a quarter of a window before ranks are apart.
 pub(super) fn horizon(ranks: u32, size: u32) -> u64 {
     window(ranks, size).div_ceil(4) * 3
 }
@@ -33,19 +33,19 @@ pub(super) struct IsolationWindow {
 }
 
 impl IsolationWindow {
-    /// An empty one.
+    /// Returns an empty window.
     pub(super) fn new(ranks: u32) -> Self {
         IsolationWindow { parents: (0..ranks).collect(), newest: vec![0; ranks as usize], active: RankSet::full(ranks) }
     }
 
-    /// Begins anew, with every rank active and apart from all others.
+    /// Empties the window: every rank is active and apart from all others.
     pub(super) fn clear(&mut self) {
         self.parents.iter_mut().zip(0..).for_each(|(parent, rank)| *parent = rank);
         self.newest.fill(0);
         (0..self.parents.len() as u32).for_each(|rank| self.active.insert(rank));
     }
 
-    /// Takes a rank out of those that should be connected. Chains that it has made remain.
+    /// Removes a rank from those that should be connected. Chains that it has made remain.
     pub(super) fn leave(&mut self, rank: u32) {
         self.active.remove(rank);
     }
@@ -75,14 +75,15 @@ impl IsolationWindow {
         }
     }
 
-    /// Whether some active rank is apart from this one.
+    /// Returns whether some active rank is apart from this one.
     pub(super) fn is_apart(&mut self, rank: u32) -> bool {
         let own = self.root(rank);
         (0..self.parents.len() as u32).any(|other| self.active.contains(other) && self.root(other) != own)
     }
 
-    /// The active rank apart from this one that met others the longest time ago, of those that may lend, with what
-    /// `permit` says of it. `permit` is given a rank and the newest group that has it.
+    /// Returns the active rank that is apart from this one and met others the longest time ago, among those that
+    /// `permit` accepts, with the value that `permit` returned. `permit` is given a rank and the newest group that
+    /// includes it.
     pub(super) fn lender<T>(
         &mut self,
         rank: u32,
@@ -118,7 +119,7 @@ mod tests {
         }
     }
 
-    /// The ranks that chains of groups lead to, by repeated search.
+    /// Returns the ranks that chains of groups lead to, by repeated search.
     fn reached(from: u32, groups: &[Vec<u32>]) -> Vec<u32> {
         let mut reached = vec![from];
         loop {
@@ -143,7 +144,7 @@ mod tests {
             let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
             let ranks = rng.random_range(1..=12);
             let mut window = IsolationWindow::new(ranks);
-            // What was there before does not matter.
+            // Earlier contents do not matter.
             window.add(3, 0..ranks);
             window.clear();
             let mut groups: Vec<Vec<u32>> = Vec::new();

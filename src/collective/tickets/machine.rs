@@ -18,21 +18,21 @@ use crate::collective::core::{Cells, Time};
 use crate::fabric::Atomic;
 use crate::fault::Fault;
 
-/// How far an arrival is. Stages that wait for other ranks are left by a poll, the others when their operation is
-/// complete.
+/// The stage of an arrival. A poll ends a stage that waits for other ranks; the completion of its operation ends any
+/// other stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum TicketStage {
-    /// There is none.
+    /// There is no arrival.
     Idle,
-    /// Waits until the group that had the own register last is over.
+    /// Waits until the group that used this rank's register last is over.
     AwaitRegister,
-    /// Claims the own register.
+    /// Claims this rank's register.
     Claiming,
-    /// Says that this rank leaves.
+    /// Announces that this rank leaves.
     Departing,
     /// Draws a ticket.
     Drawing,
-    /// Names the group in the claim on the own register.
+    /// Names the group in the claim on this rank's register.
     Naming,
     /// Waits until the record is free for the group.
     AwaitRecord,
@@ -42,7 +42,7 @@ enum TicketStage {
     ClosingEarly,
     /// Waits for the cut, or for the deadline.
     Open,
-    /// Closes a group whose deadline is over, if the tickets are still these.
+    /// Closes a group whose deadline has passed, if the tickets are unchanged.
     Expiring { word: u64 },
     /// Closer: waits for the entries.
     Gathering { seats: u32 },
@@ -52,49 +52,49 @@ enum TicketStage {
     Publishing,
     /// Takes a segment that no member has begun to move.
     Taking,
-    /// Moves it.
+    /// Moves that segment.
     Moving,
-    /// Counts it.
+    /// Counts that segment.
     Counting,
     /// Waits for the segments that other members move.
     AwaitMoved,
     /// Counts the release.
     Releasing,
-    /// The last release: readies the counts of segments for the record's next turn.
+    /// After the last release: clears the counts of segments for the record's next turn.
     Clearing,
     /// Begins the record's next turn.
     Ending,
     /// The caller may take the cut.
     Over,
-    /// This rank left.
+    /// This rank has left.
     Left,
 }
 
-/// What happens to a group, and ranks wait for.
+/// An event of a group for which ranks wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) group: u64,
-    /// One of its entries is there, which its closer waits for.
+    /// Whether it is the arrival of an entry, which the group's closer waits for.
     pub(super) is_entry: bool,
 }
 
-/// One rank's part of the protocol. See the module.
+/// One rank's part of the protocol. See the module documentation.
 #[derive(Clone, Debug)]
 pub(crate) struct TicketMachine {
     plan: Arc<TicketPlan>,
     stage: TicketStage,
-    /// What the driver is to carry out.
+    /// The operation that the driver must carry out.
     op: Option<TicketOp>,
-    /// The own entry.
+    /// This rank's entry.
     member: Member,
     ticket: Ticket,
-    /// When this rank closes its group.
+    /// When this rank closes its group, if it has a deadline.
     expires_at: Option<Time>,
-    /// What the claim on the own register held when this rank last knew it.
+    /// The value of the claim on this rank's register, as this rank knows it.
     claim: u64,
-    /// Closer: how many entries have been seen.
+    /// Closer: the number of entries seen.
     seen: u32,
-    /// Closer: ranks whose registers could not be had.
+    /// Closer: ranks whose registers it could not claim.
     refused: Vec<u32>,
     window: IsolationWindow,
     cut: GroupCut,
@@ -103,7 +103,7 @@ pub(crate) struct TicketMachine {
 
 impl Hash for TicketMachine {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        // The plan is the same for ever, what was counted changes nothing, and the window is made anew for each use.
+        // The plan never changes, counters do not affect the next steps, and the window is rebuilt for each use.
         let TicketMachine { stage, op, member, ticket, expires_at, claim, seen, refused, cut, .. } = self;
         (stage, op, member, ticket, expires_at, claim, seen, refused, cut).hash(state);
     }
@@ -136,7 +136,7 @@ impl TicketMachine {
         self.stats
     }
 
-    /// Hands in a contribution that lies in a buffer. There must be no outstanding arrival.
+    /// Hands in the contribution in a buffer. No arrival may be outstanding.
     pub(crate) fn arrive(&mut self, now: Time, buffer: u32, iteration: u64, weight: u16) {
         self.begin(now, Member { rank: self.plan.me(), buffer, iteration, weight, leaving: false });
     }
@@ -160,19 +160,19 @@ impl TicketMachine {
         }
     }
 
-    /// Takes the operation that is to be carried out. [`TicketMachine::complete`] follows.
+    /// Takes the operation that the driver must carry out. [`TicketMachine::complete`] follows.
     pub(crate) fn next_op(&mut self) -> Option<TicketOp> {
         self.op.take()
     }
 
-    /// The operation that is to be carried out.
+    /// Returns the operation that the driver must carry out.
     #[cfg(all(test, not(loom)))]
     pub(super) fn peek_op(&self) -> Option<&TicketOp> {
         self.op.as_ref()
     }
 
-    /// Does what waits for other ranks, as far as the cells say that it can be done; whether that was anything. An
-    /// operation that is to be carried out, or in flight, goes first.
+    /// Does the work that waits for other ranks, as far as the cells allow it; returns whether it did anything. The
+    /// driver must first complete any operation that is queued or in flight.
     pub(crate) fn poll(&mut self, now: Time, cells: &impl Cells) -> bool {
         let (stage, seen) = (self.stage, self.seen);
         match stage {
@@ -189,12 +189,12 @@ impl TicketMachine {
         (self.stage, self.seen) != (stage, seen)
     }
 
-    /// The operation is complete; `found` is the value before, for an atomic.
+    /// Takes the completion of the operation; `found` is the value before, for an atomic.
     pub(crate) fn complete(&mut self, found: u64) {
         match self.stage {
             TicketStage::Claiming if found == self.claim => self.enter(),
             TicketStage::Claiming => {
-                // Another group has borrowed it since.
+                // Another group has borrowed it meanwhile.
                 self.stats.lent += 1;
                 self.claim = found;
                 self.stage = TicketStage::AwaitRegister;
@@ -207,7 +207,7 @@ impl TicketMachine {
             TicketStage::Expiring { word } => self.expiry_answered(word, found),
             TicketStage::Borrowing { lender, claim, .. } if found == claim => self.borrow(lender),
             TicketStage::Borrowing { seats, lender, .. } => {
-                // It has arrived, or another group has its register.
+                // The rank has arrived, or another group has its register.
                 self.refused.push(lender);
                 self.stage = TicketStage::Gathering { seats };
             }
@@ -228,24 +228,24 @@ impl TicketMachine {
         }
     }
 
-    /// Whether the group that the outstanding arrival is in has moved, and this rank has released it.
+    /// Returns whether the group of the outstanding arrival has moved and this rank has released it.
     pub(crate) fn is_ready(&self) -> bool {
         self.stage == TicketStage::Over
     }
 
-    /// Ends an arrival that is ready: its group.
+    /// Ends an arrival that is ready, and returns its group.
     pub(crate) fn take(&mut self) -> &GroupCut {
         debug_assert!(self.is_ready());
         self.stage = if self.member.leaving { TicketStage::Left } else { TicketStage::Idle };
         &self.cut
     }
 
-    /// The group that is moving, or was moved last.
+    /// Returns the cut of the group that is moving, or was moved last.
     pub(crate) fn cut(&self) -> &GroupCut {
         &self.cut
     }
 
-    /// The seat that this rank holds: from its ticket until it has released the group.
+    /// Returns the seat that this rank holds: from its ticket until it has released the group.
     #[cfg(all(test, not(loom)))]
     pub(super) fn seat(&self) -> Option<GroupSeat> {
         let has_none = matches!(
@@ -267,12 +267,12 @@ impl TicketMachine {
         self.stage == TicketStage::Left
     }
 
-    /// Whether the next operation begins to move a segment.
+    /// Returns whether the next operation begins to move a segment.
     pub(super) fn is_to_move(&self) -> bool {
         self.op.is_some() && self.stage == TicketStage::Taking
     }
 
-    /// Whether the cut of the outstanding arrival is known, so that the group needs no more ranks.
+    /// Returns whether the cut of the outstanding arrival is known, so that the group needs no more ranks.
     pub(super) fn has_formed(&self) -> bool {
         matches!(
             self.stage,
@@ -286,12 +286,12 @@ impl TicketMachine {
         )
     }
 
-    /// Whether there is no arrival, or nothing left to do for it.
+    /// Returns whether there is no arrival, or nothing left to do for it.
     pub(super) fn is_at_rest(&self) -> bool {
         matches!(self.stage, TicketStage::Idle | TicketStage::Over | TicketStage::Left)
     }
 
-    /// What the machine waits for, when a poll has found nothing to do.
+    /// Returns the event that the machine waits for, when a poll has found nothing to do.
     pub(super) fn awaits(&self) -> Event {
         let of = |group: Option<u64>| Event { group: group.unwrap_or_default(), is_entry: false };
         let group = self.ticket.seat.group;
@@ -303,13 +303,13 @@ impl TicketMachine {
         }
     }
 
-    /// The cells that a poll looks at.
+    /// Returns the cells that a poll reads.
     pub(super) fn watches(&self) -> Range<usize> {
         let record = |group: u64| self.plan.record(group).cells(self.plan.size());
         match self.stage {
             _ if self.op.is_some() => 0..0,
             TicketStage::AwaitRegister => claim::group(self.claim).map_or(0..0, record),
-            // It looks for a lender.
+            // A closer searches for a lender.
             TicketStage::Gathering { .. } if self.plan.lends() => 0..self.plan.cells(),
             TicketStage::AwaitRecord | TicketStage::Open | TicketStage::Gathering { .. } | TicketStage::AwaitMoved => {
                 record(self.ticket.seat.group)
@@ -318,7 +318,7 @@ impl TicketMachine {
         }
     }
 
-    /// What an operation changes that ranks may wait for.
+    /// Returns the event that an operation causes, if ranks may wait for it.
     pub(super) fn changes(&self, op: &TicketOp) -> Option<Event> {
         let group = self.ticket.seat.group;
         match (op, self.stage) {
@@ -329,7 +329,7 @@ impl TicketMachine {
         }
     }
 
-    /// Ranks without which this one does not go on.
+    /// Returns the ranks without which this one cannot continue.
     pub(super) fn missing(&self, cells: &impl Cells) -> Vec<u32> {
         let seated = |group: u64| {
             let record = self.plan.record(group);
@@ -337,19 +337,19 @@ impl TicketMachine {
         };
         let group = self.awaits().group;
         match self.stage {
-            // Those that have not released it yet are among its members.
+            // The ranks that have not released it yet are among its members.
             TicketStage::AwaitRegister => seated(group).collect(),
-            // Its members may wait for the record themselves.
+            // The members of that group may be waiting for the record themselves.
             TicketStage::AwaitRecord => {
                 let before = std::iter::successors(Some(group), |group| group.checked_sub(self.plan.records()));
-                // Each rank has one ticket at most that is not over.
+                // Each rank has at most one ticket that is not over.
                 let mut recent = before.take(self.plan.ranks() as usize + 1);
                 let has_record = recent.find(|&group| seated(group).next().is_some());
                 has_record.into_iter().flat_map(seated).collect()
             }
             TicketStage::AwaitMoved => self.cut.members.iter().map(|member| member.rank).collect(),
             TicketStage::Idle | TicketStage::Over => Vec::new(),
-            // It stays until all others have left, too.
+            // This rank stays until all others have left, too.
             TicketStage::Left => self.away(&[], cells).0,
             stage => {
                 let here: Vec<u32> = seated(group).collect();
@@ -357,17 +357,18 @@ impl TicketMachine {
                 let is_whole = here.len() == size as usize;
                 let (active, gone) = if is_whole { Default::default() } else { self.away(&here, cells) };
                 let closes = stage == TicketStage::Open && (is_whole || word::groups(word, size) > group);
-                // A rank says that it leaves before it draws its last ticket, and that before it shows its entry.
+                // A rank announces that it leaves before it draws its last ticket, and draws that before it publishes
+                // its entry.
                 let has_ticket = closes || matches!(stage, TicketStage::Gathering { .. });
                 let leaves = has_ticket || gone.len() > word::leavers(word) as usize;
-                // Of a group that takes no more members, one that is here may have to close it.
+                // If a group takes no more members, one that is here may have to close it.
                 let closers = here.into_iter().filter(|&rank| closes && rank != self.plan.me());
                 closers.chain(active).chain(gone.into_iter().filter(|_| leaves)).collect()
             }
         }
     }
 
-    /// The ranks that are not `here`: those that have not said that they leave, and the others.
+    /// Returns the ranks that are not `here`: those that have not announced that they leave, and the others.
     fn away(&self, here: &[u32], cells: &impl Cells) -> (Vec<u32>, Vec<u32>) {
         let is_active = |&rank: &u32| {
             let (cell, bit) = self.plan.gone(rank);
@@ -376,7 +377,7 @@ impl TicketMachine {
         (0..self.plan.ranks()).filter(|rank| !here.contains(rank)).partition(is_active)
     }
 
-    /// When the machine wants to be polled although nothing happened.
+    /// Returns when the driver must poll the machine although nothing has happened.
     pub(crate) fn next_timer(&self) -> Option<Time> {
         self.expires_at.filter(|_| self.stage == TicketStage::Open)
     }
@@ -400,10 +401,10 @@ impl TicketMachine {
         self.ask(TicketOp::Atomic { cell: self.plan.claim(rank), atomic }, stage);
     }
 
-    /// This rank has its own register, if registers are lent.
+    /// Continues once this rank has its own register, if registers are lent.
     fn enter(&mut self) {
         if self.member.leaving {
-            // Closers stop to look for this rank, at the latest when its last group has formed, and none misses it.
+            // Closers stop looking for this rank once its last group has formed; none of them still needs it.
             let (cell, bit) = self.plan.gone(self.plan.me());
             self.change(cell, Atomic::FetchAdd(bit), TicketStage::Departing);
         } else {
@@ -452,12 +453,12 @@ impl TicketMachine {
     fn closing_answered(&mut self, found: u64) {
         let is_closer = found == self.ticket.word || self.plan.fault(Fault::CloseByAdd);
         self.stats.closed_early += u64::from(is_closer);
-        // If not, a later arrival closes.
+        // If not, a later arrival closes the group.
         self.stage =
             if is_closer { TicketStage::Gathering { seats: self.ticket.seat.index + 1 } } else { TicketStage::Open };
     }
 
-    /// Looks for the cut, and at the deadline.
+    /// Reads the cut, and closes the group at the deadline.
     fn poll_open(&mut self, now: Time, cells: &impl Cells) {
         if self.plan.record(self.ticket.seat.group).learn(&mut self.cut, cells) {
             self.formed();
@@ -487,8 +488,8 @@ impl TicketMachine {
         }
     }
 
-    /// The cut is known. Members move its data by segments, each the next one that no member has taken. So none waits for
-    /// a member that came and computes, or that has less of a processor.
+    /// Begins to move the data of a group whose cut is known. Each member takes the next segment that no member has
+    /// taken. So none waits for a member that arrived and computes, or that has less processor time.
     fn formed(&mut self) {
         if self.cut.contributors().next().is_some() {
             self.count_in_record(Record::taken, TicketStage::Taking);
@@ -502,7 +503,7 @@ impl TicketMachine {
         self.change(cell(self.plan.record(self.cut.group)), Atomic::FetchAdd(1), stage);
     }
 
-    /// Whether all segments are moved.
+    /// Returns whether all segments are moved.
     fn has_moved(&self, cells: &impl Cells) -> bool {
         let all = self.plan.segments();
         let wanted = if self.plan.fault(Fault::ReleaseUnmoved) { 1 } else { all };
@@ -515,7 +516,7 @@ impl TicketMachine {
 
     fn released(&mut self, before: u64) {
         if before.wrapping_add(1) == self.cut.members.len() as u64 {
-            // What follows has to find the counts.
+            // The operations that follow must find the cleared counts.
             self.write(self.plan.record(self.cut.group).clear(), true, TicketStage::Clearing);
         } else {
             self.stage = TicketStage::Over;

@@ -1,4 +1,4 @@
-//! What all ranks agreed on: the size of groups, how many records there are, and where cells lie.
+//! The terms that all ranks agree on: the size of groups, the number of records, and the locations of cells.
 //!
 //! All cells lie in one memory, and begin at zero.
 //!
@@ -20,34 +20,34 @@ use crate::fault::Fault;
 /// Cells in a cache line.
 const LINE: usize = 8;
 
-/// The first cell of the ranks that left.
+/// The first cell of the bits of ranks that left.
 const FIRST_GONE: usize = LINE;
 
-/// What a collective with groups by tickets is made of.
+/// The terms of a collective with groups by tickets.
 #[derive(Clone, Debug)]
 pub(crate) struct TicketTerms {
     pub(crate) me: u32,
     pub(crate) ranks: u32,
-    /// Ranks that make a group.
+    /// The number of ranks in a group.
     pub(crate) size: u32,
     /// How long an arrival waits for its group to fill.
     pub(crate) deadline: Option<Time>,
-    /// Whether ranks that compute lend their registers to groups that would be apart from the others.
+    /// Whether computing ranks lend their registers to groups that would be apart from the others.
     pub(crate) lends: bool,
-    /// The parts in which members move a group's data: 1 or more.
+    /// The number of parts in which members move a group's data: 1 or more.
     pub(crate) segments: u64,
     pub(crate) fault: Option<Fault>,
 }
 
 #[cfg(test)]
 impl TicketTerms {
-    /// Those of rank 0 in a world without deadline and lenders.
+    /// Returns the terms of rank 0 in a world without deadline and lenders.
     pub(super) fn sample(ranks: u32, size: u32) -> Self {
         TicketTerms { me: 0, ranks, size, deadline: None, lends: false, segments: 1, fault: None }
     }
 }
 
-/// The same with what follows from it.
+/// The terms, with the numbers that follow from them.
 #[derive(Clone, Debug)]
 pub(crate) struct TicketPlan {
     terms: TicketTerms,
@@ -68,7 +68,7 @@ impl TicketPlan {
         TicketPlan { terms, records, window }
     }
 
-    /// The same with another number of records. One is enough for every arrival to end.
+    /// Returns the same plan with another number of records. One is enough for every arrival to end.
     #[cfg(test)]
     pub(super) fn with_records(mut self, records: u64) -> Self {
         self.records = records;
@@ -111,22 +111,22 @@ impl TicketPlan {
         self.records
     }
 
-    /// The first group of the window that ends with `group`, as far as records go back.
+    /// Returns the first group of the window that ends with `group`, as far as records go back.
     pub(super) fn window_before(&self, group: u64) -> u64 {
         (group + 1).saturating_sub(self.window.min(self.records))
     }
 
-    /// The tickets.
+    /// Returns the cell of the tickets.
     pub(super) fn tickets(&self) -> usize {
         0
     }
 
-    /// The cell with a rank's bit among those that left, and the bit.
+    /// Returns the cell with a rank's bit among those that left, and the bit.
     pub(super) fn gone(&self, rank: u32) -> (usize, u64) {
         (FIRST_GONE + rank as usize / 64, 1 << (rank % 64))
     }
 
-    /// The cells that say which ranks left.
+    /// Returns the cells with the bits of the ranks that left.
     pub(super) fn leavers(&self) -> Range<usize> {
         FIRST_GONE..self.first_record()
     }
@@ -139,27 +139,27 @@ impl TicketPlan {
         record::cells(self.terms.size).next_multiple_of(LINE)
     }
 
-    /// The record of a group.
+    /// Returns the record of a group.
     pub(super) fn record(&self, group: u64) -> Record {
         let first = self.first_record() + (group % self.records) as usize * self.record_cells();
         Record::new(first, (group, group / self.records), (self.ranks(), self.size()))
     }
 
-    /// The claim on a rank's register.
+    /// Returns the cell of the claim on a rank's register.
     pub(super) fn claim(&self, rank: u32) -> usize {
         self.first_record() + self.records as usize * self.record_cells() + rank as usize * LINE
     }
 
-    /// How many cells there are.
+    /// Returns the number of cells.
     pub(crate) fn cells(&self) -> usize {
         self.claim(self.terms.ranks)
     }
 
-    /// Whether every rank has left and every group is over. From then on no rank uses any cell.
+    /// Returns whether every rank has left and every group is over. From then on no rank uses any cell.
     pub(super) fn is_over(&self, cells: &impl Cells) -> bool {
         let word = cells.load(self.tickets());
         let groups = word::groups(word, self.size());
-        // Of the groups that there were, the record of group `first` had every `records`th.
+        // The record of group `first` served every `records`th group from there on.
         let turns = |first: u64| (groups + self.records - 1 - first) / self.records;
         let is_used_up = |first: u64| self.record(first).turns(cells) == turns(first);
         word::leavers(word) == self.ranks() && (0..self.records).all(is_used_up)
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    /// Nothing overlaps, and nothing lies outside.
+    /// No two ranges overlap, and none lies outside.
     #[test]
     fn cells_are_apart() {
         for (ranks, size, lends) in [(1, 2, false), (8, 3, true), (70, 2, true), (129, 64, false)] {

@@ -1,8 +1,9 @@
 //! The record of a group: its seats, its cut, and how many members have released it.
 //!
 //! Groups use the records of a ring in turn. A record's *turn* counts the groups that are over. Group g may use it when
-//! that is g / records. The rank that releases it last begins the next turn; then the group before is *over*. An entry
-//! and a cut name their group, so what an earlier group has left in a record is never taken for another one's.
+//! the turn is g / records. The rank that releases the record last begins the next turn; then the group before is
+//! *over*. An entry and a cut name their group, so what an earlier group left in a record is never taken for another
+//! group's.
 //!
 //! ```text
 //! 0  releases      members that have released the group
@@ -17,7 +18,8 @@
 //! # Liveness
 //! One record is enough for every arrival to end. A ticket of a later group exists only when the group before is full
 //! or closed. Its members hold seats in no other group, and wait for no later group. So it ends by itself, and the next
-//! one gets its record. More records let later groups pass by a slow one: 4 ceil(N / S) let each rank do so four times.
+//! one gets its record. More records let later groups overtake a slow one: 4 ceil(N / S) let each rank do so four
+//! times.
 
 use std::ops::Range;
 
@@ -39,37 +41,37 @@ const LEAVING_SHIFT: u32 = BUFFER_SHIFT + 2;
 /// The group fills the other 40 bits: there are fewer than 2^39 groups, because there are 2^40 tickets.
 const GROUP_SHIFT: u32 = LEAVING_SHIFT + 1;
 const WEIGHT_BITS: u32 = u16::BITS;
-/// The first cell of an entry has the lower bits of the iteration and of the group, so that a reader knows whether it belongs
-/// to the second one, which it may have read before.
+/// The first cell of an entry has the lower bits of the iteration and of the group. So a reader knows whether it
+/// belongs to the second cell, which it may have read before.
 const ITERATION_BITS: u32 = 24;
 const ITERATION_MASK: u64 = ITERATIONS - 1;
 /// An entry counts iterations modulo this.
 pub(super) const ITERATIONS: u64 = 1 << ITERATION_BITS;
 
-/// The most ranks that an entry can name. A cut has as many seats at most.
+/// The most ranks that an entry can name. A cut has at most that number of seats.
 pub(super) const MOST_RANKS: u32 = 1 << RANK_BITS;
 
-/// How many cells a record has.
+/// Returns the number of cells in a record.
 pub(super) fn cells(size: u32) -> usize {
     SEATS + size as usize * ENTRY
 }
 
-/// A member of a group, with what it brings.
+/// A member of a group, with its contribution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Member {
     pub(crate) rank: u32,
-    /// Which of its buffers holds the contribution: less than 4.
+    /// The number of its buffer that holds the contribution: less than 4.
     pub(crate) buffer: u32,
-    /// How many contributions it made before, modulo [`ITERATIONS`]; where models are weighed by it, as many as the newest
-    /// that took part in its last mean.
+    /// The number of its contributions before this one, modulo [`ITERATIONS`]. Where iterations weight models, the
+    /// number of the newest member that took part in its last mean.
     pub(crate) iteration: u64,
     pub(crate) weight: u16,
-    /// This arrival is its last one, and brings no data.
+    /// Whether this arrival is its last one, which brings no data.
     pub(crate) leaving: bool,
 }
 
 impl GroupCut {
-    /// The members that bring data, in the order of reduction.
+    /// Returns the members that bring data, in the order of reduction.
     pub(crate) fn contributors(&self) -> impl Iterator<Item = &Member> + Clone {
         self.members.iter().filter(|member| !member.leaving)
     }
@@ -95,12 +97,12 @@ impl Member {
     }
 }
 
-/// A value that names its group. No group's value is zero.
+/// Returns a value that names its group. No group's value is zero.
 fn tagged(group: u64, value: u64) -> u64 {
     (group + 1) << GROUP_SHIFT | value
 }
 
-/// What a cell holds of this group.
+/// Returns the value of a cell if the cell names this group.
 fn of_group(group: u64, value: u64) -> Option<u64> {
     (value >> GROUP_SHIFT == group + 1).then_some(value & ((1 << GROUP_SHIFT) - 1))
 }
@@ -109,34 +111,34 @@ fn of_group(group: u64, value: u64) -> Option<u64> {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub(crate) struct GroupCut {
     pub(crate) group: u64,
-    /// In the order of reduction: ascending by rank.
+    /// The members in the order of reduction: ascending by rank.
     pub(crate) members: Vec<Member>,
-    /// A rank that computes, whose register takes part.
+    /// A computing rank whose register takes part.
     pub(crate) lender: Option<u32>,
 }
 
-/// The record of a group: where it lies, and which turn it is. A rank, or a number of seats, that there is not was written by a
-/// rank where it must not, and is not seen.
+/// The record of a group: its location, and its turn. A rank or a number of seats that does not exist was written by a
+/// rank where it must not, and is ignored.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
     /// Its first cell.
     first: usize,
     group: u64,
-    /// The groups that use it before.
+    /// The number of groups that use the record before.
     turn: u64,
-    /// Ranks in the world.
+    /// The number of ranks in the world.
     ranks: u32,
-    /// The most seats.
+    /// The most seats of a group.
     size: u32,
 }
 
 impl Record {
-    /// The record of a group, in a world of `ranks` with groups of at most `size` seats.
+    /// Returns the record of a group, in a world of `ranks` ranks with groups of at most `size` seats.
     pub(super) fn new(first: usize, (group, turn): (u64, u64), (ranks, size): (u32, u32)) -> Self {
         Record { first, group, turn, ranks, size }
     }
 
-    /// All its cells, in groups of `size` seats.
+    /// Returns all its cells, in groups of `size` seats.
     pub(super) fn cells(self, size: u32) -> Range<usize> {
         self.first..self.first + cells(size)
     }
@@ -145,12 +147,12 @@ impl Record {
         self.first + SEATS + index as usize * ENTRY
     }
 
-    /// The cell and the values of a seat's entry.
+    /// Returns the cell and the values of a seat's entry.
     pub(super) fn entry(self, index: u32, member: Member) -> (usize, [u64; 2]) {
         (self.seat(index), member.encode(self.group))
     }
 
-    /// The rank that a seat's entry names, once it is there.
+    /// Returns the rank that a seat's entry names, once the entry is there.
     pub(super) fn rank_at(self, index: u32, cells: &impl Cells) -> Option<u32> {
         let named = of_group(self.group, cells.load(self.seat(index) + 1))?;
         let brought = cells.load(self.seat(index)) >> (WEIGHT_BITS + ITERATION_BITS);
@@ -169,7 +171,7 @@ impl Record {
         cut.members.sort_unstable_by_key(|member| member.rank);
     }
 
-    /// Reads the cut, if it is published and its entries are seen, too.
+    /// Reads the cut, if it is published and its entries are visible, too.
     pub(super) fn learn(self, cut: &mut GroupCut, cells: &impl Cells) -> bool {
         let is_seen = |&seats: &u32| (0..seats).all(|index| self.rank_at(index, cells).is_some());
         let Some(seats) = self.published(cells).filter(is_seen) else { return false };
@@ -178,72 +180,72 @@ impl Record {
         true
     }
 
-    /// The cell and the values that publish a cut.
+    /// Returns the cell and the values that publish a cut.
     pub(super) fn cut(self, cut: &GroupCut) -> (usize, [u64; 2]) {
         let lender = cut.lender.map_or(0, |rank| u64::from(rank) + 1);
         (self.first + LENDER, [tagged(self.group, lender), tagged(self.group, cut.members.len() as u64)])
     }
 
-    /// The seats of the cut, once it is published.
+    /// Returns the number of the cut's seats, once it is published.
     pub(super) fn published(self, cells: &impl Cells) -> Option<u32> {
         let seats = of_group(self.group, cells.load(self.first + CUT))? as u32;
         (seats <= self.size).then_some(())?;
         of_group(self.group, cells.load(self.first + LENDER)).map(|_| seats)
     }
 
-    /// One more than the group whose cut the record has, whatever its turn.
+    /// Returns one more than the group whose cut the record has, whatever its turn.
     #[cfg(all(test, earlybird_internals))]
     pub(super) fn newest_cut(self, cells: &impl Cells) -> u64 {
         cells.load(self.first + CUT) >> GROUP_SHIFT
     }
 
-    /// The rank that lends its register, if the cut is published.
+    /// Returns the rank that lends its register, if the cut is published.
     pub(super) fn lender(self, cells: &impl Cells) -> Option<u32> {
         let lender = of_group(self.group, cells.load(self.first + LENDER))?;
         lender.checked_sub(1).map(|rank| rank as u32).filter(|&rank| rank < self.ranks)
     }
 
-    /// The cell that counts releases.
+    /// Returns the cell that counts releases.
     pub(super) fn releases(self) -> usize {
         self.first + RELEASES
     }
 
-    /// The cell that counts the segments that members have begun to move.
+    /// Returns the cell that counts the segments that members have begun to move.
     pub(super) fn taken(self) -> usize {
         self.first + TAKEN
     }
 
-    /// The cell that counts the segments that are moved.
+    /// Returns the cell that counts the segments that are moved.
     pub(super) fn moved(self) -> usize {
         self.first + MOVED
     }
 
-    /// How many segments are moved, of a group that is not over.
+    /// Returns the number of moved segments, of a group that is not over.
     pub(super) fn count_moved(self, cells: &impl Cells) -> u64 {
         cells.load(self.moved())
     }
 
-    /// The cell and the values that ready the counts of segments for the next turn.
+    /// Returns the cell and the values that clear the counts of segments for the next turn.
     pub(super) fn clear(self) -> (usize, [u64; 2]) {
         (self.taken(), [0, 0])
     }
 
-    /// The cell and the values that end the group.
+    /// Returns the cell and the values that end the group.
     pub(super) fn end(self) -> (usize, [u64; 2]) {
         (self.releases(), [0, self.turn + 1])
     }
 
-    /// The groups that have used this memory and are over.
+    /// Returns the number of groups that have used this memory and are over.
     pub(super) fn turns(self, cells: &impl Cells) -> u64 {
         cells.load(self.first + TURN)
     }
 
-    /// Whether the group may use it.
+    /// Returns whether the group may use the record.
     pub(super) fn is_free(self, cells: &impl Cells) -> bool {
         self.turns(cells) == self.turn
     }
 
-    /// Whether all members have released the group.
+    /// Returns whether all members have released the group.
     pub(super) fn is_over(self, cells: &impl Cells) -> bool {
         self.turns(cells) > self.turn
     }

@@ -17,12 +17,12 @@ use world::{Checked, Log, Step, World, ensure};
 
 const SCHEDULES: u64 = 20_000;
 
-/// Twenty times as many in the deep tier.
+/// Returns the number of schedules; the deep tier runs twenty times that number.
 fn schedules() -> u64 {
     SCHEDULES * by_tier(1, 20) / 2
 }
 
-/// What schedules met.
+/// Counts of events in the schedules.
 #[derive(Clone, Copy, Debug, Default)]
 struct Coverage {
     arrivals: u64,
@@ -63,19 +63,20 @@ impl Coverage {
     }
 }
 
-/// A world drawn from a seed, run to its end.
+/// Runs a world that is drawn from a seed to its end.
 fn schedule(seed: u64, fault: Option<Fault>) -> Checked<World> {
     Ok(schedule_with(seed, fault, false)?.0)
 }
 
-/// After this number of turns a rank without anything to do, even the slowest, has had one: it has one in eight of its share.
+/// After this number of turns every rank, even the slowest, has had one without anything to do: the slowest gets one in
+/// eight of its share.
 const POLLS: u32 = 192;
 
-/// The same, in which a rank may die at some time, and its end: then only those may be left that miss the dead one, or one that
-/// does. Returns whether a rank has died.
+/// Runs such a world, in which a rank may die at some time. At the end, only ranks may be left that miss the dead one,
+/// or a rank that misses it. Returns whether a rank has died.
 fn schedule_with(seed: u64, fault: Option<Fault>, may_die: bool) -> Checked<(World, bool)> {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-    // Few have ranks in more than one cell of those that left.
+    // Few worlds have more than one cell of ranks that left.
     let ranks = if rng.random_ratio(1, 200) { rng.random_range(33..=70) } else { rng.random_range(1..=17) };
     let size = rng.random_range(2..=ranks.max(2));
     let terms = TicketTerms {
@@ -121,7 +122,7 @@ fn schedule_with(seed: u64, fault: Option<Fault>, may_die: bool) -> Checked<(Wor
             world.arrive(me, now);
             Step::Something
         } else if arrival.is_some() {
-            // It will come.
+            // The arrival will come.
             Step::Something
         } else {
             world.step(me, now)?
@@ -131,7 +132,7 @@ fn schedule_with(seed: u64, fault: Option<Fault>, may_die: bool) -> Checked<(Wor
         }
         idle = if step == Step::Nothing { idle + 1 } else { 0 };
         if idle > POLLS * ranks {
-            // Nothing but a deadline can end this, and each rank has had its turn since.
+            // Nothing but a deadline can end this wait, and each rank has had its turn meanwhile.
             ensure!(dead.is_some() || (0..ranks).any(|me| world.has_timer(me, now)), "hangs");
             now += 200;
             idle = if dead.is_some() { idle } else { 0 };
@@ -141,7 +142,7 @@ fn schedule_with(seed: u64, fault: Option<Fault>, may_die: bool) -> Checked<(Wor
     Ok((world, false))
 }
 
-/// Runs schedules until one fails; what they met, or the first failure.
+/// Runs schedules until one fails; returns the counts, or the first failure.
 fn run(fault: Option<Fault>) -> Checked<Coverage> {
     let mut coverage = Coverage::default();
     for seed in 0..schedules() {
@@ -158,7 +159,7 @@ fn random_schedules_hold_what_is_promised() {
     assert!(coverage.all().iter().all(|&count| count > 100), "{coverage:?}");
 }
 
-/// What survivors take is right, and those that cannot go on know whom they miss.
+/// The outcomes of survivors are right, and those that cannot continue know which ranks they miss.
 #[test]
 fn a_death_breaks_no_promise() {
     let (mut died, mut survivors) = (0, 0);
@@ -171,7 +172,7 @@ fn a_death_breaks_no_promise() {
     assert!(died > schedules() / 4 && survivors > 100);
 }
 
-/// A late cut, which no rank awaited, lands in a later turn of its record. On one host none is late.
+/// A late cut, which no rank awaited, lands in a later turn of its record. On one host no cut is late.
 #[cfg(earlybird_faults)]
 #[test]
 fn a_cut_that_comes_late_is_found() {
@@ -181,7 +182,7 @@ fn a_cut_that_comes_late_is_found() {
     assert!(found.is_some());
 }
 
-/// Each mistake does the harm that it stands for, not just any.
+/// Each mistake does the harm that it stands for, not just any harm.
 #[cfg(earlybird_faults)]
 #[test]
 fn every_fault_is_found() {
@@ -192,7 +193,7 @@ fn every_fault_is_found() {
             Fault::ReuseRecord => "writes into the record",
             Fault::UnclaimedBridge => "register is in groups",
             Fault::ReleaseUnmoved => "takes",
-            // Found below.
+            // Another test finds this mistake.
             Fault::OverlookCut => continue,
             _ => panic!("{fault:?} has no harm here"),
         };

@@ -1,44 +1,45 @@
-//! The cell that forms groups: how many tickets were drawn, and how many ranks left.
+//! The cell that forms groups: the number of tickets drawn, and the number of ranks that left.
 //!
-//! An arrival adds one ticket, and a last arrival also one leaver. The value before says the group and the seat, and
-//! whether this rank closes the group. So one fetch-add forms a group, whatever the number of ranks.
+//! An arrival adds one ticket, and a last arrival also one leaver. The value before determines the group and the seat,
+//! and whether this rank closes the group. So one fetch-add forms a group, for any number of ranks.
 //!
-//! A group that is closed before it is full leaves tickets out: a compare-swap raises the tickets to the next multiple of
-//! the size. It succeeds only if no arrival came in between. If it fails, a later arrival has a seat in the group, or has
-//! closed it. The later one sees at least as many leavers, so it closes in its turn. So each group has exactly one closer.
+//! A group that is closed before it is full leaves tickets out: a compare-swap raises the tickets to the next multiple
+//! of the size. It succeeds only if no arrival came in between. If it fails, a later arrival has a seat in the group,
+//! or has closed it. The later arrival sees at least the same number of leavers, so it closes in its turn. So each
+//! group has exactly one closer.
 
 use crate::fabric::Atomic;
 
-/// One rank that left. Below it are the tickets: 2^40 of them last for 12 days at a million arrivals a second.
+/// One rank that left. The tickets lie below it: 2^40 tickets last for 12 days at a million arrivals a second.
 const LEAVER: u64 = 1 << 40;
 
 fn tickets(word: u64) -> u64 {
     word & (LEAVER - 1)
 }
 
-/// The ranks whose last arrival has drawn a ticket.
+/// Returns the number of ranks whose last arrival has drawn a ticket.
 pub(super) fn leavers(word: u64) -> u32 {
     (word / LEAVER) as u32
 }
 
-/// The groups that have begun, if each is full or closed.
+/// Returns the number of groups that have begun, if each is full or closed.
 pub(super) fn groups(word: u64, size: u32) -> u64 {
     tickets(word).div_ceil(size.into())
 }
 
-/// What an arrival adds.
+/// Returns the number that an arrival adds.
 pub(super) fn addend(leaving: bool) -> u64 {
     if leaving { LEAVER + 1 } else { 1 }
 }
 
-/// A place in a group.
+/// A seat of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub(crate) struct GroupSeat {
     pub(crate) group: u64,
     pub(crate) index: u32,
 }
 
-/// What a rank with a seat does for its group.
+/// The duty of a rank with a seat towards its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub(super) enum Duty {
     /// It waits for a later arrival.
@@ -50,18 +51,18 @@ pub(super) enum Duty {
     CloseEarly,
 }
 
-/// What an arrival draws.
+/// The ticket of an arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub(super) struct Ticket {
     pub(super) seat: GroupSeat,
     pub(super) duty: Duty,
-    /// The cell as the own addition has left it.
+    /// The cell's value after this rank's addition.
     pub(super) word: u64,
 }
 
 impl Ticket {
-    /// The ticket of an arrival that found `before`, among `ranks` and in groups of `size`. Any number may be there, if a rank
-    /// has written where it must not.
+    /// Returns the ticket of an arrival that found `before`, among `ranks` ranks and in groups of `size` seats. The
+    /// cell may hold any number if a rank has written where it must not.
     pub(super) fn of(before: u64, leaving: bool, ranks: u32, size: u32) -> Self {
         let word = before.wrapping_add(addend(leaving));
         let seat =
@@ -78,7 +79,8 @@ impl Ticket {
     }
 }
 
-/// What closes a group that is not full, and the seats that it has then. `None`: it is closed.
+/// Returns the atomic that closes a group that is not full, and the number of seats that it then has. Returns `None` if
+/// the group is closed.
 pub(super) fn closing(word: u64, group: u64, size: u32) -> Option<(Atomic, u32)> {
     let size = u64::from(size);
     let taken = tickets(word) % size;
@@ -110,13 +112,13 @@ mod tests {
 
     #[test]
     fn the_rank_behind_which_no_active_rank_may_come_closes_early() {
-        // Of 5 ranks 3 left, so 2 are active, and groups have 4 seats.
+        // In a world of 5 ranks, 3 left, so 2 are active, and groups have 4 seats.
         assert_eq!(Ticket::of(left(3), false, 5, 4).duty, Duty::Wait);
         assert_eq!(Ticket::of(left(3) + 1, false, 5, 4).duty, Duty::CloseEarly);
         // The rank that leaves counts itself.
         assert_eq!(Ticket::of(left(3), true, 5, 4).duty, Duty::CloseEarly);
         assert_eq!(Ticket::of(left(1), true, 5, 4).duty, Duty::Wait);
-        // With as many active ranks as seats the group can fill.
+        // If the active ranks are as many as the seats, the group can fill.
         assert_eq!(Ticket::of(left(1) + 2, false, 5, 4).duty, Duty::Wait);
         assert_eq!(Ticket::of(left(3) + 3, false, 5, 4).duty, Duty::Close);
         // A world that is smaller than a group closes early from the beginning.

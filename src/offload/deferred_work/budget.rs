@@ -4,11 +4,11 @@
 use crate::fabric::ofi::{Library, devices, largest_count, most_queued};
 use crate::trigger::{Action, Operation, Profile, Program, Request, Schedule, Signal, Start, compile};
 
-/// The provider that runs programs. In a world over a provider it is that one; over shared memory
-/// it is a NIC's, or else one that emulates a NIC.
+/// Returns the provider that runs programs. In a world over a provider it is that one; over shared memory it is the
+/// provider of a network card, or otherwise one that emulates a card.
 ///
 /// # Errors
-/// There is no such provider.
+/// No such provider exists.
 pub fn provider_for(library: &Library, world: Option<&str>) -> std::result::Result<String, String> {
     let devices = devices(library).map_err(|error| error.to_string())?;
     let able = |name: &str| devices.iter().any(|device| device.provider == name && device.triggers);
@@ -23,9 +23,9 @@ pub fn provider_for(library: &Library, world: Option<&str>) -> std::result::Resu
     })
 }
 
-/// Rounds that may be armed ahead in a provider without a rank queueing more than the provider can
-/// keep: the largest [`depth`](crate::AllreduceBuilder::depth) of a collective that the first
-/// arrival fires. A ring has one slot more.
+/// Returns the number of rounds that may be armed ahead in a provider so that no rank queues more than the provider can
+/// keep. It is the largest [`depth`](crate::AllreduceBuilder::depth) of a collective that the first arrival fires. A
+/// ring has one slot more.
 #[must_use]
 pub fn largest_depth(provider: &str, ranks: u32) -> u64 {
     let (start, schedule) = (Start::First, Schedule::Gather);
@@ -34,26 +34,26 @@ pub fn largest_depth(provider: &str, ranks: u32) -> u64 {
     (most_queued(provider) / each.max(1)).saturating_sub(1)
 }
 
-/// How often a slot can be used before a counter of any rank exceeds what its provider can count.
+/// Returns how often a slot can be used before a counter of any rank exceeds the provider's greatest count.
 pub(super) fn most_uses(provider: &str, world: &[Program]) -> u64 {
     largest_count(provider) / most_increments(world).max(1)
 }
 
-/// Most increments of a counter in one use of its slot, over all ranks.
+/// Returns the most increments of a counter in one use of its slot, over all ranks.
 fn most_increments(world: &[Program]) -> u64 {
     let inputs = |program: &Program| program.counters.iter().map(|counter| u64::from(counter.inputs)).max();
     let most = |program: &Program| inputs(program).unwrap_or(0).max(signals(program));
     world.iter().map(most).max().unwrap_or(0)
 }
 
-/// Signals that a rank's provider writes to other ranks in one use of a slot.
+/// Returns the number of signals that a rank's provider writes to other ranks in one use of a slot.
 pub(super) fn signals(program: &Program) -> u64 {
     let tells = |operation: &&Operation| !matches!(operation.action, Action::Put { .. });
     let remote = |signal: &&Signal| signal.rank != program.rank;
     program.operations.iter().filter(tells).flat_map(|operation| &operation.then).filter(remote).count() as u64
 }
 
-/// Operations that a rank's table queues in a provider, for each use of a slot.
+/// Returns the number of operations that a rank's table queues in a provider, for each use of a slot.
 #[must_use]
 pub fn operations(program: &Program) -> u64 {
     let of = |operation: &Operation| match operation.action {
@@ -81,8 +81,7 @@ mod tests {
         }
     }
 
-    /// After the last use of a slot every counter still reads back correctly; after one more it
-    /// would not.
+    /// After the last use of a slot every counter still reads back correctly; after one more use it would not.
     #[test]
     fn slots_end_before_a_counter_does() {
         for ranks in 2..=64 {

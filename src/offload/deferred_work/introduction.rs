@@ -1,4 +1,4 @@
-//! What ranks tell each other about their slots before their providers can reach them.
+//! The messages in which ranks describe their slots before their providers can reach each other.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -8,10 +8,10 @@ use crate::trigger::Role;
 /// The key of a registration, and the base of its remote addresses.
 pub(super) type RegionKey = (u64, u64);
 
-/// Stands for the key of a cell that a rank does not have.
+/// The value that stands for the key of a cell that a rank does not have.
 pub(super) const ABSENT: RegionKey = (u64::MAX, u64::MAX);
 
-/// The keys that peers need of a slot.
+/// The keys of a slot that peers need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SlotKeys {
     pub(super) inboxes: RegionKey,
@@ -21,7 +21,7 @@ pub(super) struct SlotKeys {
 /// Roles of the counters to which other ranks signal by writing a cell.
 pub(super) const SIGNALLED: [Role; 3] = [Role::Start, Role::Arrived, Role::Active];
 
-/// What the other ranks must know of a deferred program.
+/// The description of a deferred program for the other ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Introduction {
     pub(super) address: Vec<u8>,
@@ -43,7 +43,7 @@ impl Introduction {
         bytes
     }
 
-    /// `None` for bytes that are no introduction.
+    /// Returns `None` for bytes that are not an introduction.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (len, rest) = bytes.split_first_chunk()?;

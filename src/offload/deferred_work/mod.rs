@@ -1,17 +1,15 @@
 //! Programs that a provider runs by itself: tables of operations as deferred work
 //! (`FI_QUEUE_WORK`).
 //!
-//! A slot of the ring has a counter for each counter of the table, and they only grow. A signal to
-//! another rank is a write of one cell into memory whose counter counts it; a signal to the own
-//! rank is a counter operation. The counter of an inbox counts what is put there, so data and
-//! signal are one write. Every rank sends to every rank (*gather*), since no provider sums vectors
-//! well; a rank sums when its caller asks for the outcome. Thresholds are cumulative over the uses
-//! of a slot, so nothing is reset but the gate, whose token the rank revokes while it writes its
+//! A slot of the ring has a counter for each counter of the table, and they only grow. A signal to another rank is a
+//! write of one cell into memory whose counter counts it; a signal to the rank itself is a counter operation. The
+//! counter of an inbox counts the puts to it, so data and signal are one write. Every rank sends to every rank
+//! (*gather*), since no provider sums vectors well; a rank sums when its caller asks for the outcome. Thresholds are
+//! cumulative over the uses of a slot, so only the gate is reset, whose token the rank revokes while it writes its
 //! contribution.
 //!
-//! It runs on `sockets`, whose limits are the stricter ones here: every transfer names a counter
-//! that it completes on, no order of thresholds is relied upon, and no counter leads back to
-//! itself.
+//! It runs on `sockets`, whose limits are the stricter ones here: every transfer names a counter that it completes on,
+//! the code relies on no order of thresholds, and no counter leads back to itself.
 #![forbid(unsafe_code)]
 
 mod budget;
@@ -35,7 +33,7 @@ pub(crate) use opening::open;
 use provider::Provider;
 use slot::{Queued, Slot};
 
-/// Bytes of a cell that signals are written to: a cache line each.
+/// Bytes of a cell that receives signals: each has a cache line.
 const CELL: usize = 64;
 
 /// One rank's part of a program, run by its provider.
@@ -47,9 +45,9 @@ const CELL: usize = 64;
 /// [`contribution_of`](DeferredProgram::contribution_of) each rank; after
 /// [`is_over`](DeferredProgram::is_over), the next use.
 ///
-/// A call out of turn is refused where it would give a counter an input too many: that triggers
-/// work of another use, or work that is not queued, and libfabric does not detect it. Conditions
-/// that only the caller can check are in the contract of [`RawAccess::promise`].
+/// A call in the wrong order is refused if it would give a counter one input too many: that would trigger work of
+/// another use, or work that is not queued, and libfabric does not detect it. Conditions that only the caller can check
+/// are in the contract of [`RawAccess::promise`].
 pub struct DeferredProgram {
     rank: u32,
     ranks: u32,
@@ -59,7 +57,7 @@ pub struct DeferredProgram {
     most_uses: u64,
     /// The source of every signal that is written: a 1.
     one: Arc<Registered>,
-    /// All memory that peers reach, behind the `front` bytes of the caller.
+    /// All memory that peers reach, after the `front` bytes of the caller.
     window: Window,
     peers: Vec<PeerMemory>,
     calls: u64,
@@ -141,7 +139,7 @@ impl DeferredProgram {
         Ok((program, introduction))
     }
 
-    /// Adds the other ranks, and prepares the work that writes to them. Once.
+    /// Adds the other ranks, and prepares the work that writes to them. May be called once.
     ///
     /// # Errors
     /// [`Error::Usage`] if it was called before; the provider's error.
@@ -246,8 +244,8 @@ impl DeferredProgram {
             let Queued { when, threshold, .. } = self.slots[slot].work[queued];
             let before = if when == Role::Gate { 0 } else { uses * u64::from(self.program.inputs(when)) };
             let threshold = before + u64::from(threshold);
-            // All work of the last use has run, as `is_over` said. Work lives as long as the
-            // program, and longer if it has not run when the program ends.
+            // All work of the last use has run, as `is_over` returned. Work lives as long as the program, and longer if
+            // it has not run when the program ends.
             self.queue.enqueue(&mut self.slots[slot].work[queued].work, threshold)?;
         }
         self.add(slot, Role::Gate)
@@ -258,7 +256,7 @@ impl DeferredProgram {
         added.map_err(|code| self.queue.refused(code))
     }
 
-    /// Tells all ranks that the slot is free to be written. Once for each use that was armed.
+    /// Tells all ranks that the slot is free to be written. May be called once for each use that was armed.
     ///
     /// # Errors
     /// [`Error::Usage`] before [`arm`](DeferredProgram::arm), or a second time; the provider's
@@ -277,8 +275,8 @@ impl DeferredProgram {
         self.add(slot, Role::Start)
     }
 
-    /// Signals that this rank has arrived for the slot's round, or has no contribution to it. Once
-    /// for each use that was armed.
+    /// Signals that this rank has arrived for the slot's round, or has no contribution to it. May be called once for
+    /// each use that was armed.
     ///
     /// # Errors
     /// [`Error::Usage`] before [`arm`](DeferredProgram::arm), or a second time; the provider's
@@ -303,15 +301,14 @@ impl DeferredProgram {
         if self.is_sealed(slot)? {
             return Ok(false);
         }
-        // An activation that came before this has sealed the gate; one that comes after it waits
-        // for the token.
+        // An activation that came before this has sealed the gate; one that comes later waits for the token.
         self.reset_gate(slot)?;
         let taken = !self.is_sealed(slot)?;
         self.slots[slot].is_token_revoked = taken;
         Ok(taken)
     }
 
-    /// The gate is the only counter that is ever reset, and only to 0, which NICs are documented to
+    /// Resets the gate. It is the only counter that is ever reset, and only to 0, which network cards are documented to
     /// do at once.
     fn reset_gate(&self, slot: usize) -> Result<()> {
         self.slots[slot].counters[&Role::Gate].set(0).map_err(|code| self.queue.refused(code))
@@ -331,14 +328,14 @@ impl DeferredProgram {
         self.rank
     }
 
-    /// The memory of the contributions of all ranks.
+    /// Returns the memory of the contributions of all ranks.
     pub(crate) fn window(&self) -> &Window {
         &self.window
     }
 
-    /// The offset of a rank's contribution to the slot's round. No peer writes it between the
-    /// round's outcome and this rank's [`ready`](DeferredProgram::ready); the own contribution is
-    /// written only while its token is revoked.
+    /// Returns the offset of a rank's contribution to the slot's round. No peer writes it between the round's outcome
+    /// and this rank's [`ready`](DeferredProgram::ready); this rank writes its own contribution only while its token is
+    /// revoked.
     pub(crate) fn offset_of(&self, slot: usize, rank: u32) -> usize {
         let Slot { at, stride, .. } = self.slots[slot];
         if rank == self.rank { at } else { at + (1 + rank as usize) * stride }
@@ -366,7 +363,7 @@ impl DeferredProgram {
         Ok(self.value(slot, role)? >= self.slots[slot].uses * inputs)
     }
 
-    /// Whether the contributions of all ranks to the slot's round are here.
+    /// Returns whether the contributions of all ranks to the slot's round are here.
     ///
     /// # Errors
     /// The provider's error.
@@ -381,8 +378,8 @@ impl DeferredProgram {
         self.window.read(self.offset_of(slot, rank), &mut into[..len]);
     }
 
-    /// Whether all work of the slot's round has run, so that it can be armed again. Its outcome
-    /// must have been taken.
+    /// Returns whether all work of the slot's round has run, so that it can be armed again. Its outcome must have been
+    /// taken.
     ///
     /// # Errors
     /// The provider's error.
@@ -394,7 +391,7 @@ impl DeferredProgram {
             return Ok(false);
         }
         for counter in &self.program.counters {
-            // The gate's counter is reset; what it let through is counted as made.
+            // The gate's counter is reset; the deposits that it admitted are counted as made.
             if !matches!(counter.role, Role::Done | Role::Gate) && !self.is_full(slot, counter.role)? {
                 return Ok(false);
             }
@@ -402,21 +399,20 @@ impl DeferredProgram {
         Ok(true)
     }
 
-    /// Number of calls: a rank that sleeps makes none.
+    /// Returns the number of calls: a sleeping rank makes none.
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.calls
     }
 
-    /// How often a slot can be used, the same on all ranks: beyond that the provider's counters
-    /// overflow.
+    /// Returns how often a slot can be used, the same on all ranks: beyond that the provider's counters overflow.
     #[must_use]
     pub fn most_uses(&self) -> u64 {
         self.most_uses
     }
 
-    /// Continues as if every slot had been used `uses` times, for tests of late uses. Before
-    /// anything is armed, on all ranks.
+    /// Continues as if every slot had been used `uses` times, for tests of late uses. All ranks must call it before
+    /// anything is armed.
     ///
     /// # Errors
     /// The provider's error.
@@ -433,7 +429,7 @@ impl DeferredProgram {
         Ok(())
     }
 
-    /// Number of operations that a use of a slot queues.
+    /// Returns the number of operations that a use of a slot queues.
     #[must_use]
     pub fn operations(&self) -> u64 {
         operations(&self.program)

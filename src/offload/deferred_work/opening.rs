@@ -8,8 +8,9 @@ use crate::executor::runner::Runner;
 use crate::fabric::{Fabric, MOST_EXCHANGED};
 use crate::trigger::Request;
 
-/// Opens what runs the program that all ranks want. `None` if one rank has nothing that does: all do without then. The first
-/// `front` bytes of its memory are the collective's; `world` is the provider of the world, if it is over libfabric.
+/// Opens the runner of the program that all ranks want. Returns `None` if one rank has no runner: then no rank uses
+/// one. The first `front` bytes of its memory are the collective's; `world` is the provider of the world, if it is over
+/// libfabric.
 ///
 /// # Errors
 /// A rank does not come.
@@ -48,7 +49,7 @@ pub(crate) fn open(
     Ok(connected.ok().filter(|_| refused.is_none()).map(|provider| Box::new(provider) as Box<dyn Runner>))
 }
 
-/// What a rank without a provider tells the others, which do without one as it does.
+/// Returns the reason that a rank without a provider sends to the others, which then use none either.
 fn reason_of(error: &Error) -> String {
     match error {
         Error::Transport { cause, .. } => cause.clone(),

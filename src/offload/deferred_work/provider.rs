@@ -147,12 +147,12 @@ impl Runner for Provider {
     }
 }
 
-/// The weight of a row, at its place in a header's weights.
+/// Returns the weight of a row, shifted to its bits in a header's weights.
 fn weight_in(row: u32, weight: u16) -> u64 {
     u64::from(weight) << (u16::BITS * row)
 }
 
-/// The weights of the rows, from those of a header.
+/// Returns the weights of the rows, from those of a header.
 fn weights_of(weights: u64) -> [u16; ROWS as usize] {
     std::array::from_fn(|row| (weights >> (u16::BITS as usize * row)) as u16)
 }

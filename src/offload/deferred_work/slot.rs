@@ -16,11 +16,11 @@ use crate::trigger::{Program, Request, Role};
 pub(super) struct Slot {
     /// Number of uses that were armed.
     pub(super) uses: u64,
-    /// The last use for which the other ranks were told that the slot is free.
+    /// The last use for which this rank has told the others that the slot is free.
     pub(super) readied: u64,
     /// The last use for which this rank has arrived.
     pub(super) arrived: u64,
-    /// The gate's token is revoked, so that the contribution can be written.
+    /// Whether the gate's token is revoked, so that the contribution can be written.
     pub(super) is_token_revoked: bool,
     pub(super) work: Vec<Queued>,
     pub(super) counters: BTreeMap<Role, Arc<Counter>>,
@@ -31,13 +31,13 @@ pub(super) struct Slot {
     pub(super) cells: Vec<(Role, Registered)>,
     pub(super) inboxes: Registered,
     pub(super) contribution: Registered,
-    /// Offset of the slot in the window. It holds the own contribution, the inbox of every rank, a
-    /// stride each, and the cells.
+    /// Offset of the slot in the window. It holds this rank's contribution, the inbox of every rank, a stride each, and
+    /// the cells.
     pub(super) at: usize,
     pub(super) stride: usize,
 }
 
-/// An operation of the table, and when it runs.
+/// An operation of the table, and the condition under which it runs.
 pub(super) struct Queued {
     pub(super) when: Role,
     pub(super) threshold: u32,

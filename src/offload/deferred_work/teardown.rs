@@ -11,9 +11,8 @@ impl DeferredProgram {
         armed.into_iter()
     }
 
-    /// Triggers all work that is still queued, whatever it waits for: `sockets` cannot withdraw
-    /// work. For use when all ranks have all outcomes that they want: what the work writes to them
-    /// is meaningless.
+    /// Triggers all work that is still queued, whatever it waits for: `sockets` cannot withdraw work. For use when all
+    /// ranks have all outcomes that they need: the data that the work writes to them is meaningless.
     pub fn set_off(&mut self) {
         for slot in self.armed() {
             // All inputs are given here: no other call may add one.
@@ -35,7 +34,7 @@ impl DeferredProgram {
         }
     }
 
-    /// Whether all queued work has run.
+    /// Returns whether all queued work has run.
     ///
     /// # Errors
     /// The provider's error.
@@ -52,9 +51,9 @@ impl DeferredProgram {
 impl Drop for DeferredProgram {
     fn drop(&mut self) {
         if !self.has_run().unwrap_or(false) {
-            // The rest was not triggered, and must not be now: a peer may still read the last round
-            // of a slot that was armed again here, and the queued work would overwrite it. So all
-            // memory and counters that the work uses stay registered until the process ends.
+            // The remaining work was not triggered, and must not be now: a peer may still read the last round of a slot
+            // that was armed again here, and the queued work would overwrite it. So all memory and counters that the
+            // work uses stay registered until the process ends.
             std::mem::forget((std::mem::take(&mut self.slots), self.one.clone(), self.window.clone()));
         }
     }

@@ -1,15 +1,14 @@
 //! Compiles the program of one rank into send queues of its NIC.
 //!
-//! - A *counter* is a completion queue: an input is a write that adds an entry, with the input's
-//!   number. Entries are counted since the queue was made, as the thresholds of a program are, so
-//!   nothing is reset. The queue's entries need not be polled.
-//! - The *gate* is a word instead: a rank revokes its token while it writes its contribution, and
-//!   no entry can be revoked. Only this rank's NIC adds to it, so additions are atomic among each
-//!   other. It stays at the awaited value until the rank gives the token of the next use.
-//! - A *lane* is a queue pair from a rank to a counter. It has the elements that one counter of the
-//!   rank releases: a wait, then writes. A signal to a counter of the rank itself takes a lane in
-//!   loopback. Lanes that no counter releases are the rank's own: for its arrival, its tokens, and
-//!   the signals of what it runs itself.
+//! - A *counter* is a completion queue: an input is a write that adds an entry, with the input's number. Entries are
+//!   counted since the queue was made, as the thresholds of a program are, so nothing is reset. The queue's entries
+//!   need not be polled.
+//! - The *gate* is a word instead: a rank revokes its token while it writes its contribution, and no entry can be
+//!   revoked. Only this rank's NIC adds to it, so additions are atomic with respect to each other. The word keeps the
+//!   awaited value until the rank gives the token of the next use.
+//! - A *lane* is a queue pair from a rank to a counter. It has the elements that one counter of the rank releases: a
+//!   wait, then writes. A signal to a counter of the rank itself uses a lane in loopback. The rank itself posts on
+//!   lanes that no counter releases: its arrival, its tokens, and the signals of the operations that it runs itself.
 //! - A *put* is one write with the data and the signal. Its completion is the input of the counter
 //!   [`Role::Sent`]. (A failure adds an entry, too; the connection is lost then.)
 //! - A *reduction* stays with the rank: a NIC adds integers only.
@@ -26,12 +25,12 @@ use crate::trigger::{Action, Buffer, Chunk, Program, RankBuffer, Role, Signal};
 /// Why a NIC cannot run a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsupported {
-    /// A put must have one signal to its target, and may have one of its own that it is sent.
+    /// A put must have one signal to its target, and may have one of its own that reports that it was sent.
     #[error("rank {rank}: operation {operation} is a put with other signals than one to its target")]
     Put {
         /// The rank.
         rank: u32,
-        /// The operation's place in the table.
+        /// The operation's index in the table.
         operation: usize,
     },
     /// The gate has another threshold than all its inputs, or an input from another rank.
@@ -46,19 +45,19 @@ pub enum Unsupported {
     },
 }
 
-/// The queues and memory that the elements of a rank name.
+/// The queues and memory that a rank's elements refer to.
 pub trait Wiring {
-    /// The number of a lane's queue pair.
+    /// Returns the number of a lane's queue pair.
     fn queue(&self, lane: usize) -> u32;
-    /// The number of the completion queue of one of the rank's counters.
+    /// Returns the number of the completion queue of one of the rank's counters.
     fn completions(&self, counter: Role) -> u32;
-    /// The word of the rank's gate, which has a value of 0 at first.
+    /// Returns the word of the rank's gate. Its first value is 0.
     fn gate(&self) -> Location;
-    /// Eight bytes for the earlier value of the gate.
+    /// Returns eight bytes for the earlier value of the gate.
     fn before(&self) -> Location;
-    /// One of the rank's buffers.
+    /// Returns one of the rank's buffers.
     fn own(&self, buffer: Buffer) -> Location;
-    /// A buffer of another rank.
+    /// Returns a buffer of another rank.
     fn there(&self, place: RankBuffer) -> Location;
 }
 
@@ -78,14 +77,14 @@ pub struct Lane {
     pub rank: u32,
     /// The counter.
     pub counter: Role,
-    /// Entries that it adds to the completion queue of the counter in one use of the slot. The rank
-    /// with the counter posts as many receives.
+    /// Entries that it adds to the completion queue of the counter in one use of the slot. The rank with the counter
+    /// posts that number of receives.
     pub entries: u32,
     steps: Vec<Step>,
 }
 
 impl Lane {
-    /// Whether the queue pair's own completions are inputs of [`Role::Sent`].
+    /// Returns whether the queue pair's own completions are inputs of [`Role::Sent`].
     #[must_use]
     pub fn is_counted_when_sent(&self) -> bool {
         self.steps.iter().any(|step| matches!(step, Step::Put { .. }))
@@ -108,7 +107,7 @@ impl Lanes {
     /// Compiles the program of a rank in a world of `ranks` ranks, with contributions of `bytes`.
     ///
     /// # Errors
-    /// What a NIC cannot run.
+    /// A program that a NIC cannot run.
     pub fn compile(program: &Program, ranks: u32, bytes: u64) -> Result<Self, Unsupported> {
         let rank = program.rank;
         let counters = program.counters.iter().map(|counter| (counter.role, (counter.inputs, counter.inputs)));
@@ -138,7 +137,7 @@ impl Lanes {
                 }
             }
         }
-        // Ready tokens, and the own arrival.
+        // Ready tokens, and the rank's own arrival.
         for to in 0..ranks {
             lanes.lane(None, to, Role::Start).entries += if to == rank { 2 } else { 1 };
         }
@@ -173,21 +172,20 @@ impl Lanes {
         self.lanes.iter().position(|lane| (lane.when, lane.rank, lane.counter) == (when, rank, counter))
     }
 
-    /// The lanes, by number.
+    /// Returns the lanes, by number.
     #[must_use]
     pub fn lanes(&self) -> &[Lane] {
         &self.lanes
     }
 
-    /// The operations of the table that the rank runs by itself, and signals with
-    /// [`Lanes::signal`].
+    /// Returns the operations of the table that the rank runs by itself, and signals with [`Lanes::signal`].
     #[must_use]
     pub fn by_rank(&self) -> &[usize] {
         &self.by_rank
     }
 
-    /// The elements of a lane for a use of the slot, counted from 0. They are posted when all of
-    /// the use before is complete.
+    /// Returns the elements of a lane for a use of the slot, counted from 0. They are posted when all of the use before
+    /// is complete.
     #[must_use]
     pub fn elements(&self, lane: usize, uses: u64, wiring: &impl Wiring) -> Vec<Element> {
         let Some(when) = self.lanes[lane].when else { return Vec::new() };
@@ -228,33 +226,33 @@ impl Lanes {
         }
     }
 
-    /// A signal that the rank gives by itself: the lane, and the element to post on it.
+    /// Returns a signal that the rank gives by itself: the lane, and the element to post on it.
     #[must_use]
     pub fn signal(&self, signal: Signal, wiring: &impl Wiring) -> Option<(usize, Element)> {
         let lane = self.find(None, signal.rank, signal.counter)?;
         Some((lane, self.element(lane, &Step::Signal { input: signal.input }, wiring)))
     }
 
-    /// The own arrival.
+    /// Returns the signal of the rank's own arrival.
     #[must_use]
     pub fn arrival(&self) -> Signal {
         Signal { rank: self.rank, counter: Role::Start, input: self.ranks }
     }
 
-    /// The token for another rank, or itself, that the slot is free here.
+    /// Returns the token for another rank, or for itself, that the slot is free here.
     #[must_use]
     pub fn ready(&self, to: u32) -> Signal {
         Signal { rank: to, counter: Role::Start, input: self.rank }
     }
 
-    /// The token of the gate.
+    /// Returns the token of the gate.
     #[must_use]
     pub fn token(&self) -> Signal {
         Signal { rank: self.rank, counter: Role::Gate, input: 0 }
     }
 
-    /// Revokes the token of the gate. The rank may write its contribution if the gate then had less
-    /// than all inputs of this use; in any case it gives the token again.
+    /// Returns the element that revokes the token of the gate. The rank may write its contribution if the gate then had
+    /// less than all inputs of this use; in any case it gives the token again.
     #[must_use]
     pub fn revocation(&self, wiring: &impl Wiring) -> Option<(usize, Element)> {
         let (lane, mut element) = self.signal(self.token(), wiring)?;

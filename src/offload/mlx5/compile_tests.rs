@@ -28,7 +28,7 @@ const FIRST_USE: u64 = (1 << 24) - 2;
 #[derive(Clone)]
 struct Wires {
     queues: Vec<Number>,
-    /// The peers of the queues, by lane: what takes receives.
+    /// The peers of the queues, by lane, which take receives.
     ends: Vec<Number>,
     counters: BTreeMap<Role, Number>,
     gate: Location,
@@ -74,13 +74,13 @@ struct Nics {
     lanes: Vec<Lanes>,
     wires: Vec<Wires>,
     bytes: u64,
-    /// Uses that were armed.
+    /// The number of uses that were armed.
     uses: u64,
     /// Operations that the ranks have run in this use.
     ran: BTreeSet<(u32, usize)>,
 }
 
-/// Every buffer that a program names.
+/// Returns every buffer that a program names.
 fn buffers(programs: &[Program]) -> Vec<BTreeSet<Buffer>> {
     let mut buffers = vec![BTreeSet::from([Buffer::Contribution, Buffer::Outcome]); programs.len()];
     for program in programs {
@@ -188,7 +188,7 @@ impl Nics {
         self.give(rank, self.lanes[rank as usize].arrival());
     }
 
-    /// The inputs of a counter that have come in this use.
+    /// Returns the inputs of a counter that have come in this use.
     fn inputs(&self, rank: u32, counter: Role) -> Vec<What> {
         let inputs = u64::from(self.programs[rank as usize].inputs(counter));
         let entries = self.mock.entries(self.wires[rank as usize].counters[&counter]);
@@ -212,7 +212,7 @@ impl Nics {
         self.inputs(rank, counter).len() == inputs as usize
     }
 
-    /// Runs the NICs, and the reductions of ranks that are there, until nothing more happens.
+    /// Runs the NICs, and the reductions of ranks that are inside, until nothing more happens.
     fn settle(&mut self) {
         loop {
             self.mock.run();
@@ -254,7 +254,7 @@ impl Nics {
         true
     }
 
-    /// Whether the use is over: all inputs have come, and no element is left.
+    /// Checks that the use is over: all inputs have come, and no element is left.
     fn assert_over(&mut self) {
         for rank in 0..self.ranks() {
             for counter in self.programs[rank as usize].counters.clone() {
@@ -291,8 +291,8 @@ fn permutations(ranks: u32) -> Vec<Vec<u32>> {
     permutations(ranks - 1).into_iter().flat_map(insert).collect()
 }
 
-/// The sum of contributions of `ranks` ranks, whose first lines have bytes with this sum. Each cache line, and so each
-/// chunk, has other bytes.
+/// Returns the sum of contributions of `ranks` ranks, whose first lines have bytes with this sum. Each cache line, and
+/// so each chunk, has different bytes.
 fn pattern(first: u8, ranks: u8) -> Vec<u8> {
     (0..BYTES).map(|at| first.wrapping_add(ranks * (at / 64) as u8)).collect()
 }

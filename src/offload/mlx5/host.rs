@@ -1,4 +1,4 @@
-//! A host of the mock: its memory, its queues, and what its NIC reads there.
+//! A host of the mock: its memory, its queues, and the state that its NIC reads there.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -9,10 +9,10 @@ use super::wqe::{Condition, Element, Location, Miss, Operation, Payload, WaitWor
 /// Numbers of queues and keys of a host begin here, so that none is taken for an index.
 const FIRST_NUMBER: u32 = 0x100;
 
-/// Why an element failed, with the syndrome that `mlx5dv.h` has for it.
+/// The reason for which an element failed, with its syndrome in `mlx5dv.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Syndrome {
-    /// An element that is malformed, or that another queue pair or index should have.
+    /// An element that is malformed, or that belongs to another queue pair or index.
     LocalOperation = 0x02,
     /// Local memory that is not registered.
     LocalProtection = 0x04,
@@ -20,11 +20,11 @@ pub enum Syndrome {
     Flushed = 0x05,
     /// An address at the target that no atomic can have.
     RemoteInvalid = 0x12,
-    /// Memory at the target that is not registered, or not for others.
+    /// Memory at the target that is not registered, or is not registered for others.
     RemoteAccess = 0x13,
 }
 
-/// What an entry of a completion queue says.
+/// The content of an entry of a completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// The element with this index is complete.
@@ -40,7 +40,7 @@ pub enum What {
 pub struct CompletionEntry {
     /// The number of the queue pair.
     pub queue: u32,
-    /// What it says.
+    /// Its content.
     pub what: What,
 }
 
@@ -66,7 +66,7 @@ pub(super) fn index(number: u32) -> usize {
 pub(super) struct Region {
     pub(super) base: u64,
     pub(super) bytes: Vec<u8>,
-    /// Other hosts may write it.
+    /// Whether other hosts may write it.
     pub(super) shared: bool,
 }
 
@@ -76,12 +76,12 @@ pub(super) struct Completions {
     pub(super) entries: Vec<CompletionEntry>,
 }
 
-/// How far an element is that has started.
+/// The progress of an element that has started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     /// The target has not answered.
     InFlight,
-    /// It has taken effect; an atomic has this earlier value.
+    /// The element has taken effect; an atomic has this earlier value.
     Landed(u64),
     Failed(Syndrome),
 }
@@ -101,24 +101,24 @@ impl Started {
 
 pub(super) struct QueuePair {
     pub(super) ring: SendRing,
-    /// The newest block number that the doorbell has told the NIC.
+    /// The newest block number that the doorbell has announced to the NIC.
     pub(super) rung: u16,
     /// The block of the next element to start.
     pub(super) next: u16,
     /// Blocks before this one are free.
     pub(super) released: u16,
     pub(super) started: VecDeque<Started>,
-    /// No further element starts.
+    /// Whether no further element starts.
     pub(super) is_stopped: bool,
     pub(super) send: usize,
     pub(super) receive: usize,
     pub(super) peer: Option<Number>,
-    /// Receives that are posted and not used.
+    /// Receives that are posted and unused.
     pub(super) receives: u32,
-    /// Messages that it has taken from its peer, and that it has had answered.
+    /// The numbers of messages that it has taken from its peer, and of its own messages that were answered.
     pub(super) taken: u64,
     pub(super) answered: u64,
-    /// The earlier value of the last atomic it has carried out, for its repetition.
+    /// The earlier value of the last atomic that it has carried out, for a repetition.
     pub(super) last_atomic: u64,
 }
 
@@ -130,7 +130,7 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// The bytes at a location, unless they are not all registered under its key.
+    /// Returns the bytes at a location, if all of them are registered under its key.
     pub(super) fn bytes(
         &mut self,
         Location { key, address }: Location,
@@ -151,7 +151,7 @@ impl Host {
         self.completions[completions].entries.push(entry);
     }
 
-    /// The data of a write as they are now.
+    /// Returns the current data of a write.
     pub(super) fn gather(&mut self, payload: &Payload) -> Option<Vec<u8>> {
         match payload {
             Payload::Inline(bytes) => Some(bytes.clone()),
@@ -165,7 +165,7 @@ impl Host {
         }
     }
 
-    /// Whether a wait may go on.
+    /// Returns whether a wait is over.
     pub(super) fn is_over(&mut self, wait: &WaitWord) -> Result<bool, Syndrome> {
         let word = *self.word(wait.word, false).ok_or(Syndrome::LocalProtection)?;
         let mask = u64::from_be_bytes(wait.mask);
@@ -186,7 +186,7 @@ impl Host {
         }
     }
 
-    /// Whether a completion queue has had `count` entries.
+    /// Returns whether a completion queue has had `count` entries.
     pub(super) fn has_entries(&self, queue: u32, count: u32) -> Result<bool, Syndrome> {
         let queue = self.completions.get(index(queue)).ok_or(Syndrome::LocalOperation)?;
         // Numbers of 24 bits that wrap: at the top, so that the sign is that of the difference.

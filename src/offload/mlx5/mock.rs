@@ -1,14 +1,13 @@
-//! A mock of several hosts with a NIC each, which run send queues from their bytes.
+//! A mock of several hosts with a NIC each. The NICs run send queues from their bytes.
 //!
-//! A seed chooses the order of what the NICs do. Elements of a queue start in order, and so do
-//! their writes land, and their completions. Between queues there is no order: a NIC may serve one
-//! of them late, and a message may be lost or its acknowledgement, so that the NIC sends it again
-//! and reads its source once more. A wait looks at any time, so it may miss a value that does not
-//! stay.
+//! A seed chooses the order of the NICs' steps. Elements of a queue start in order, their writes land in order, and
+//! their completions come in order. Between queues there is no order: a NIC may serve one of them late. A message or
+//! its acknowledgement may be lost, so that the NIC sends the message again and reads its source once more. A wait
+//! reads its value at any time, so it may miss a value that does not stay.
 //!
-//! What the sources of the module do not say is assumed here. A wait compares words as big-endian
-//! numbers, the value on the left (as DPDK's wait for a time has it). The cyclic conditions compare
-//! by the sign of the difference. A completion queue that software does not poll may overrun. Hosts are little-endian, and so are the words that atomics
+//! The mock assumes what the sources of the module do not say. A wait compares words as big-endian numbers, with the
+//! value on the left (as DPDK's wait for a time has it). The cyclic conditions compare by the sign of the difference. A
+//! completion queue that software does not poll may overrun. Hosts are little-endian, and so are the words that atomics
 //! change. Elements that had not started when an earlier one failed report nothing.
 #![forbid(unsafe_code)]
 
@@ -26,7 +25,7 @@ use super::wqe::{BLOCK, Element, Fence, Location, Operation, Report};
 /// One message or acknowledgement in this number is lost.
 const LOSS: u32 = 8;
 
-/// What a NIC may do next.
+/// A possible next step of a NIC.
 #[derive(Clone, Copy)]
 enum Event {
     /// Starts the next element of a queue.
@@ -40,10 +39,10 @@ enum Event {
 /// Hosts with a NIC each.
 pub struct Mock {
     hosts: Vec<Host>,
-    /// All queue pairs: the host of each, and its place there.
+    /// All queue pairs: the host of each, and its index there.
     pairs: Vec<(usize, usize)>,
     rng: Xoshiro256PlusPlus,
-    /// Messages that were sent again.
+    /// The number of messages that were sent again.
     resent: u64,
 }
 
@@ -54,27 +53,27 @@ impl std::fmt::Debug for Mock {
 }
 
 impl Mock {
-    /// Hosts without memory or queues.
+    /// Returns hosts without memory or queues.
     #[must_use]
     pub fn new(hosts: usize, seed: u64) -> Self {
         let rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         Mock { hosts: (0..hosts).map(|_| Host::default()).collect(), pairs: Vec::new(), rng, resent: 0 }
     }
 
-    /// Registers memory of zeros at an address of a host, for writes of other hosts if `shared`.
+    /// Registers zeroed memory at an address of a host, for writes of other hosts if `shared`.
     pub fn register(&mut self, host: usize, base: u64, bytes: usize, shared: bool) -> Location {
         let regions = &mut self.hosts[host].regions;
         regions.push(Region { base, bytes: vec![0; bytes], shared });
         Location { key: Number::new(host, regions.len() - 1).number, address: base }
     }
 
-    /// Memory of a host as its processor reads it.
+    /// Returns memory of a host as its processor reads it.
     #[must_use]
     pub fn load(&mut self, host: usize, from: Location, length: usize) -> Vec<u8> {
         self.hosts[host].bytes(from, length, false).expect("registered memory").to_vec()
     }
 
-    /// A word of a host as its processor reads it.
+    /// Returns a word of a host as its processor reads it.
     #[must_use]
     pub fn word(&mut self, host: usize, from: Location) -> u64 {
         u64::from_le_bytes(*self.hosts[host].word(from, false).expect("registered memory"))
@@ -92,7 +91,7 @@ impl Mock {
         Number::new(host, queues.len() - 1)
     }
 
-    /// Makes a queue pair whose first block has the number `first`, with the numbers of the
+    /// Makes a queue pair whose first block has the number `first`. `send` and `receive` are the numbers of the
     /// completion queues of its sends and its receives.
     pub fn queue_pair(&mut self, host: usize, send: u32, receive: u32, blocks: usize, first: u16) -> Number {
         let pairs = &mut self.hosts[host].pairs;
@@ -126,7 +125,7 @@ impl Mock {
         self.pair(other).peer = Some(one);
     }
 
-    /// Lets a queue pair take a number of further writes with immediate data.
+    /// Posts receives: the queue pair can then take that number of further writes with immediate data.
     pub fn post_receives(&mut self, pair: Number, count: u32) {
         self.pair(pair).receives += count;
     }
@@ -134,33 +133,33 @@ impl Mock {
     /// Writes an element into a send queue. The NIC sees it after [`Mock::ring`].
     ///
     /// # Errors
-    /// The queue is full, or the value is no element.
+    /// The queue is full, or the value is not an element.
     pub fn post(&mut self, pair: Number, element: &Element) -> Result<u16, Full> {
         let pair = self.pair(pair);
         let released = pair.released;
         pair.ring.post(element, released)
     }
 
-    /// Rings the doorbell: tells the NIC what was posted.
+    /// Rings the doorbell: announces to the NIC what was posted.
     pub fn ring(&mut self, pair: Number) {
         let pair = self.pair(pair);
         pair.rung = pair.ring.posted();
     }
 
-    /// Whether all elements that the NIC was told of have ended.
+    /// Returns whether all announced elements have ended.
     #[must_use]
     pub fn is_drained(&mut self, pair: Number) -> bool {
         let pair = self.pair(pair);
         pair.released == pair.rung
     }
 
-    /// The entries of a completion queue since it was made.
+    /// Returns the entries of a completion queue since it was made.
     #[must_use]
     pub fn entries(&self, queue: Number) -> &[CompletionEntry] {
         &self.hosts[queue.host].completions[index(queue.number)].entries
     }
 
-    /// Messages that were sent more than once.
+    /// Returns the number of messages that were sent more than once.
     #[must_use]
     pub fn resent(&self) -> u64 {
         self.resent
@@ -171,8 +170,8 @@ impl Mock {
         while self.step() {}
     }
 
-    /// Lets a NIC do something: the first that can be done from a queue on that is chosen at random. Returns whether
-    /// there was anything.
+    /// Runs one step of a NIC: the first possible one, from a queue on that is chosen at random. Returns whether there
+    /// was one.
     pub fn step(&mut self) -> bool {
         let pairs = self.pairs.len();
         let first = if pairs == 0 { 0 } else { self.rng.random_range(0..pairs) };
@@ -189,7 +188,7 @@ impl Mock {
         true
     }
 
-    /// What can happen at a queue.
+    /// Returns the possible steps of a queue.
     fn events(&mut self, host: usize, pair: usize) -> Vec<Event> {
         let mut events = Vec::new();
         if self.may_start(host, pair) {
@@ -218,7 +217,7 @@ impl Mock {
         if queue.is_stopped || queue.next == queue.rung {
             return false;
         }
-        // What makes no sense starts at once, and fails.
+        // An element without a meaning starts at once, and fails.
         let Ok(element) = self.next_element(host, pair) else { return true };
         let fenced = match element.fence {
             // No operation of the mock changes keys.
@@ -276,13 +275,13 @@ impl Mock {
         });
     }
 
-    /// The first message in flight of a queue.
+    /// Returns the first message in flight of a queue.
     fn in_flight(&mut self, host: usize, pair: usize) -> Option<&mut Started> {
         self.hosts[host].pairs[pair].started.iter_mut().find(|started| started.progress == Progress::InFlight)
     }
 
-    /// Whether a message is in flight, with none that failed before it, and the target takes it: one
-    /// with a number waits for a receive there.
+    /// Returns whether a message is in flight, with no failed one before it, and the target takes it: a message with a
+    /// number waits for a receive there.
     fn may_land(&self, host: usize, pair: usize) -> bool {
         let queue = &self.hosts[host].pairs[pair];
         let Some(peer) = queue.peer else { return false };
@@ -300,7 +299,7 @@ impl Mock {
 
     fn land(&mut self, host: usize, pair: usize) {
         if self.is_lost() {
-            // Sent again, with its data read again.
+            // The message is sent again, with its data read again.
             let Some(operation) = self.in_flight(host, pair).map(|started| started.element.operation.clone()) else {
                 return;
             };
@@ -330,7 +329,7 @@ impl Mock {
         self.hosts[host].pairs[pair].is_stopped |= failed;
     }
 
-    /// The target's part in message `number` of a connection.
+    /// Carries out the target's part in message `number` of a connection.
     fn respond(&mut self, pair: Number, number: u64, operation: &Operation, data: &[u8]) -> Result<u64, Syndrome> {
         let at = &mut self.hosts[pair.host];
         let queue = index(pair.number);
@@ -340,7 +339,7 @@ impl Mock {
         let mut answer = 0;
         match operation {
             Operation::Write { to, .. } | Operation::WriteImmediate { to, .. } => {
-                // The address of a write without data is not looked at.
+                // The address of a write without data is not checked.
                 if !data.is_empty() {
                     at.bytes(*to, data.len(), true).ok_or(Syndrome::RemoteAccess)?.copy_from_slice(data);
                 }
@@ -389,7 +388,7 @@ impl Mock {
         }
     }
 
-    /// Ends what follows an element that failed.
+    /// Ends the elements after one that failed.
     fn flush(&mut self, host: usize, pair: usize, failed: &Started) {
         let at = &mut self.hosts[host];
         at.pairs[pair].is_stopped = true;

@@ -1,4 +1,4 @@
-//! The mock NICs: order, waits, wraps, additions, and what they refuse.
+//! The mock NICs: order, waits, wraps, additions, and refused elements.
 #![forbid(unsafe_code)]
 
 use super::host::{CompletionEntry, Number, Syndrome, What};
@@ -81,7 +81,7 @@ fn the_nic_sees_elements_when_the_doorbell_rings() {
     assert!(pair.mock.is_drained(pair.queues[0]));
 }
 
-/// Writes of a queue land in order, and so do their completions, whatever is lost.
+/// Writes of a queue land in order, and so do their completions, whichever messages are lost.
 #[test]
 fn a_queue_is_in_order() {
     let mut resent = 0;
@@ -119,7 +119,7 @@ fn queues_have_no_order_among_them() {
     assert!(seen[0] > 0 && seen[1] > 0, "{seen:?}");
 }
 
-/// A wait stops its queue until the other host's write has added an entry, and the data is there then.
+/// A wait stops its queue until the other host's write has added an entry; the data is there by then.
 #[test]
 fn a_wait_for_completions_stops_its_queue() {
     for seed in 0..100 {
@@ -153,8 +153,8 @@ fn a_target_without_receives_is_waited_for() {
     assert_eq!(pair.what(pair.received[1]), [What::Received(3)]);
 }
 
-/// A wait for a word goes on when an atomic of the other host has made it so; the addition is done once, even if its
-/// acknowledgement is lost, and its earlier value comes back.
+/// A wait for a word ends when an atomic of the other host has set the word. The addition is done once, even if its
+/// acknowledgement is lost, and its earlier value is returned.
 #[test]
 fn an_addition_releases_a_wait_for_its_word() {
     for seed in 0..200 {
@@ -226,7 +226,7 @@ fn a_fence_waits_for_atomics() {
         let mut seen = [0; 2];
         for seed in 0..100 {
             let mut pair = Pair::new(seed);
-            // It waits for a receive, and the atomic behind it waits, too.
+            // The write waits for a receive, and so does the atomic after it.
             pair.post(0, signal(pair.memory[1], 1));
             pair.post(0, Operation::FetchAdd { to: pair.at(1, 8), add: 1, before: pair.at(0, 8) });
             let data = Payload::Gather(vec![(pair.at(0, 0), 1)]);
@@ -286,7 +286,7 @@ fn blocks_are_free_when_their_elements_have_ended() {
     assert_eq!(pair.mock.post(pair.queues[0], &more), Ok(2));
 }
 
-/// An operation that makes no sense reports why, and what follows it in the queue does nothing.
+/// An operation without a meaning reports the reason, and the elements after it in the queue do nothing.
 #[track_caller]
 fn assert_fails(operation: impl Fn(&Pair) -> Operation, syndrome: Syndrome) {
     for seed in 0..20 {
@@ -299,7 +299,7 @@ fn assert_fails(operation: impl Fn(&Pair) -> Operation, syndrome: Syndrome) {
         let seen = pair.what(pair.sent[0]);
         assert_eq!(seen[..2], [What::Sent(0), What::Failed(failing, syndrome)]);
         assert!(seen[2..].iter().all(|what| matches!(what, What::Failed(_, Syndrome::Flushed))), "{seen:?}");
-        // Later elements are refused in silence.
+        // Later elements are refused without a report.
         pair.post(0, pair.write(1, 0, &[3]));
         pair.mock.run();
         assert_eq!(pair.mock.load(1, pair.memory[1], 1), [1]);

@@ -7,10 +7,10 @@
 //! a late rank's NIC forwards the activation and sends its rank's contribution. A NIC adds
 //! integers only, so a rank sums by itself.
 //!
-//! **None of this has run on a NIC.** There is an encoder of elements ([`Element`]), a queue of
-//! them ([`SendRing`]), a compiler of programs into queues ([`Lanes`]), and a mock NIC that runs
-//! queues from their bytes ([`Mock`]). No executor uses them. `earlybird info` asks devices whether
-//! their queues can wait for completions and for memory ([`crate::fabric::verbs::Waits`]).
+//! **None of this has run on a NIC.** The module has an encoder of elements ([`Element`]), a queue of elements
+//! ([`SendRing`]), a compiler of programs into queues ([`Lanes`]), and a mock NIC that runs queues from their bytes
+//! ([`Mock`]). No executor uses them. `earlybird info` asks devices whether their queues can wait for completions and
+//! for memory ([`crate::fabric::verbs::Waits`]).
 //!
 //! The layouts are public. Each fact names its source; the code is this project's own.
 //!

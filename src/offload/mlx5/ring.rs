@@ -3,7 +3,7 @@
 
 use super::wqe::{BLOCK, Element, ElementError};
 
-/// Why an element was not posted.
+/// The reason for which an element was not posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Full {
     /// The queue lacks free blocks.
@@ -19,8 +19,8 @@ pub enum Full {
     Element(#[from] ElementError),
 }
 
-/// A ring of basic blocks. Blocks are numbered modulo 2¹⁶, however long the ring is, and an element
-/// goes on at the ring's first block when it reaches the end.
+/// A ring of basic blocks. Blocks are numbered modulo 2¹⁶ for a ring of any length, and an element continues at the
+/// ring's first block when it reaches the end.
 #[derive(Clone, Debug)]
 pub struct SendRing {
     bytes: Vec<u8>,
@@ -28,20 +28,20 @@ pub struct SendRing {
 }
 
 impl SendRing {
-    /// A ring of `blocks` blocks: a power of two, at most 2¹⁵.
+    /// Returns a ring of `blocks` blocks: a power of two, at most 2¹⁵.
     #[must_use]
     pub fn new(blocks: usize) -> Self {
         Self::starting_at(blocks, 0)
     }
 
-    /// A ring whose first block has this number.
+    /// Returns a ring whose first block has this number.
     #[must_use]
     pub fn starting_at(blocks: usize, posted: u16) -> Self {
         assert!(blocks.is_power_of_two() && blocks <= 1 << 15, "a ring of {blocks} blocks");
         SendRing { bytes: vec![0; blocks * BLOCK], posted }
     }
 
-    /// The number of the next block: what the doorbell says.
+    /// Returns the number of the next block, which the doorbell announces.
     #[must_use]
     pub fn posted(&self) -> u16 {
         self.posted
@@ -76,7 +76,7 @@ impl SendRing {
         Ok(index)
     }
 
-    /// The bytes of the element that begins at a block, in whole blocks.
+    /// Returns the bytes of the element that begins at a block, in whole blocks.
     #[must_use]
     pub fn element(&self, index: u16) -> Vec<u8> {
         let at = |index: u16| usize::from(index) % self.blocks() * BLOCK;
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn an_element_goes_on_at_the_first_block() {
         let mut ring = SendRing::starting_at(4, 3);
-        // 36 bytes before the data: one block has 28.
+        // The element has 36 bytes before the data; one block has 28.
         let long = element(100);
         assert_eq!(ring.post(&long, 3), Ok(3));
         assert_eq!(ring.posted(), 6);

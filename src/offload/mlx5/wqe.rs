@@ -1,4 +1,4 @@
-//! Work queue elements, typed and as the bytes that a NIC reads.
+//! Work queue elements, as typed values and as the bytes that a NIC reads.
 //!
 //! An element is a control segment and further segments of 16 bytes, in *basic blocks* of 64. All
 //! numbers are big endian. The module's table of sources says where each layout is from.
@@ -25,7 +25,7 @@ const FETCH_ADD: u8 = 0x12;
 const ON_COMPLETIONS: u8 = 0;
 const ON_WORD: u8 = 1;
 
-/// In the length of a data segment: the data follow in the element itself.
+/// In the length of a data segment: the data follows in the element itself.
 const INLINE: u32 = 1 << 31;
 
 /// In the operation of a wait for a word: it waits until the condition does not hold.
@@ -74,10 +74,10 @@ pub enum Payload {
     Inline(Vec<u8>),
 }
 
-/// How the value of a wait compares to memory when it goes on.
+/// How the value of a wait must compare to memory for the wait to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// Always goes on.
+    /// The wait always ends.
     Always = 0,
     /// The value is equal to memory.
     Equal = 1,
@@ -94,7 +94,7 @@ pub enum Condition {
 /// What a wait does when its condition does not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Miss {
-    /// Looks again.
+    /// Reads the word again.
     Retry = 0,
     /// Fails.
     Fail = 1,
@@ -107,11 +107,11 @@ pub struct WaitWord {
     pub condition: Condition,
     /// Waits until the condition does *not* hold.
     pub invert: bool,
-    /// What follows if it is not so.
+    /// The action if the condition does not hold.
     pub miss: Miss,
     /// The word; its address is a multiple of 8.
     pub word: Location,
-    /// The value, byte by byte as it would lie in memory. The first byte is the most significant.
+    /// The value, byte by byte in memory order. The first byte is the most significant.
     pub value: [u8; 8],
     /// The bits to compare, likewise.
     pub mask: [u8; 8],
@@ -170,14 +170,14 @@ pub struct Element {
 }
 
 impl Element {
-    /// An element that starts at once and reports only its failure.
+    /// Returns an element that starts at once and reports only its failure.
     #[must_use]
     pub fn quiet(queue: u32, operation: Operation) -> Self {
         Element { queue, fence: Fence::None, report: Report::Errors, operation }
     }
 }
 
-/// Why a value is no element, or bytes are none.
+/// The reason for which a value is not an element, or bytes are not one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ElementError {
     /// A number that does not fit its field.
@@ -207,7 +207,7 @@ pub enum ElementError {
         /// The number that the element has.
         need: usize,
     },
-    /// An opcode that is not known here.
+    /// An opcode that this module does not know.
     #[error("opcode {opcode:#04x} with modifier {modifier:#04x}")]
     Opcode {
         /// The opcode.

@@ -7,14 +7,14 @@ use super::wqe::{
     BLOCK, Condition, Element, ElementError, Fence, Location, Miss, Operation, Payload, Report, WaitWord,
 };
 
-/// The bytes of hexadecimal digits, whose spaces part fields.
+/// Returns the bytes of hexadecimal digits; spaces separate fields.
 fn bytes(digits: &[&str]) -> Vec<u8> {
     let digits: Vec<u8> = digits.iter().flat_map(|line| line.bytes()).filter(|byte| *byte != b' ').collect();
     let digit = |digit: u8| (digit as char).to_digit(16).unwrap() as u8;
     digits.chunks_exact(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
 }
 
-/// An element has these bytes, then zeros up to the end of its block, and is decoded from them.
+/// Checks that an element has these bytes, then zeros up to the end of its block, and is decoded from them.
 #[track_caller]
 fn assert_bytes(element: &Element, index: u16, digits: &[&str]) {
     let (encoded, expected) = (element.encode(index).unwrap(), bytes(digits));
@@ -66,7 +66,7 @@ fn data_in_the_element_have_the_bytes_of_rdma_core() {
     assert_bytes(&Element::quiet(7, Operation::Write { to: THERE, data }), 0xffff, &digits);
 }
 
-/// As a write; `imm` is in network order. `qp.c` leaves out pieces without bytes, so this has none.
+/// Encoded as a write; `imm` is in network order. `qp.c` leaves out pieces without bytes, so this has none.
 #[test]
 fn a_write_with_immediate_has_the_bytes_of_rdma_core() {
     let data = Payload::Gather(Vec::new());
@@ -256,7 +256,7 @@ proptest! {
         prop_assert_eq!(Element::decode(&bytes), Ok((index, element)));
     }
 
-    /// What is decoded has exactly those bytes, up to what pads them: no field is passed over.
+    /// A decoded element has exactly those bytes, up to the padding: no field is ignored.
     #[test]
     fn encoding_inverts_decoding(element in element(), index in any::<u16>(), at in 0usize..64, flip in 1u8..) {
         let mut bytes = element.encode(index).unwrap();

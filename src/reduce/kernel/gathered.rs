@@ -49,9 +49,9 @@ impl Gathered {
         }));
         assert!(is_aligned(target.as_ptr()), "the target");
         let (data, len) = (target.as_mut_ptr(), target.len() / dtype.size());
-        // SAFETY: windows are mapped and `source` checks bounds; addresses are aligned. The exclusive borrow of the target
-        // rules out other accesses to it. Ranks write what they have published again only when all readers said that
-        // they have taken it (`board/pace.rs`; a test drives that in random orders).
+        // SAFETY: windows are mapped and `source` checks bounds; addresses are aligned. The exclusive borrow of the
+        // target rules out other accesses to it. Ranks rewrite what they have published only when all readers have
+        // reported that they have taken it (`board/pace.rs`; a test drives that in random orders).
         unsafe {
             combine(
                 (dtype, reduce),

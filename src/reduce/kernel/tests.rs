@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// Scalar arithmetic in the plainest way, as the reference.
+/// Scalar arithmetic in its plainest form, as the reference.
 trait Scalar: Narrow + bytemuck::Pod {
     const DTYPE: Dtype;
     fn random(bits: u64) -> Self;
@@ -87,7 +87,7 @@ macro_rules! integer_scalar {
     };
 }
 
-/// Mostly ordinary numbers, sometimes any bits.
+/// Returns mostly ordinary numbers, sometimes any bits.
 fn ordinary(bits: u64) -> Option<f64> {
     (!bits.is_multiple_of(16)).then(|| (bits >> 44) as f64 / 256.0 - 2048.0)
 }
@@ -125,7 +125,7 @@ integer_scalar!(
 #[derive(Clone, Debug)]
 struct Case {
     len: usize,
-    /// For each source its bits, whether it is wide, and its factor.
+    /// The bits, the width and the factor of each source.
     sources: Vec<(u64, bool, f32)>,
     divisor: Option<f64>,
     wide_target: bool,
@@ -238,7 +238,7 @@ fn ending(divisor: Option<f64>) -> Ending<'static> {
     divisor.map_or(Ending::Plain, Ending::Over)
 }
 
-/// The first models are averaged, and the others are updates.
+/// Averages the first `models` sources, and adds the others as updates.
 fn average<T: Scalar>(vectors: Vectors, models: usize, sources: &[Vec<T>], members: u32) -> Vec<T> {
     let len = sources[0].len();
     let mut out = vec![T::zeroed(); len];
@@ -286,7 +286,7 @@ proptest! {
     }
 }
 
-/// Where nothing is learned, models of 16 bits do not drift either.
+/// Without updates, models of 16 bits do not drift either.
 #[test]
 fn equal_models_stay_as_they_are() {
     let all: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).filter(|model| model.is_finite()).collect();

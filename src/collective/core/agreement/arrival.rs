@@ -1,4 +1,4 @@
-//! This rank's arrivals, as all forms of agreement have them.
+//! This rank's arrivals, in the form that all forms of agreement share.
 
 use std::fmt::Debug;
 use std::hash::{Hash, Hasher};
@@ -16,26 +16,27 @@ use crate::fault::Fault;
 use crate::rule::{Absent, MovementBy, When};
 use crate::trigger::Deposit;
 
-/// The outstanding arrival, and what earlier ones left behind. `S` is how far it is, once it has entered a form of agreement.
+/// The outstanding arrival, and what earlier arrivals left pending. `S` is its stage once it has entered a form of
+/// agreement.
 #[derive(Clone, Debug)]
 pub(crate) struct Arrival<S> {
     phase: Phase<S>,
-    /// The round that it enters, or tried to.
+    /// The round that it enters, or has tried to enter.
     pub(super) target: u64,
     /// The round that its contribution was made for.
     pub(super) made_for: u64,
     pub(super) part: Part,
     pub(super) buffer: u32,
     pub(super) weight: u16,
-    /// When its round closes, with or without those that are missing.
+    /// When its round closes, even if ranks are missing.
     pub(super) close_by: Time,
     waited_for_room: bool,
     /// A late contribution that could not be placed yet.
     deferred: Option<Deferred>,
-    /// The buffer of a late contribution that enters no round, because the next one takes its place.
+    /// The buffer of a late contribution that enters no round, because the rank's next contribution replaces it.
     superseded: Option<u32>,
     pub(super) pace: Pace,
-    /// The newest round that this rank closed, until it was measured how long it took to land.
+    /// The newest round that this rank closed, until the time that it took to land is reported.
     pub(super) unmeasured: Option<u64>,
 }
 
@@ -43,11 +44,11 @@ pub(crate) struct Arrival<S> {
 pub(super) enum Phase<S> {
     /// There is no arrival.
     Away,
-    /// Waits for the last receiver of the round that used the slot before.
+    /// The arrival waits for the last receiver of the round that used the slot before.
     Blocked,
-    /// The form has it.
+    /// The form of agreement has it.
     Entered(S),
-    /// Has its place, or none. The caller may have it once round `needs` landed.
+    /// The arrival has a place in a round, or will get none. The caller may take it once round `needs` has landed.
     Over { needs: u64 },
 }
 
@@ -60,7 +61,8 @@ struct Deferred {
 
 impl<S: Hash> Hash for Arrival<S> {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        // What it has waited for is only counted, or told to people. Of an arrival that is over only the buffer is read.
+        // What the arrival has waited for is only counted and reported to people. Of a completed arrival, only the
+        // buffer is read.
         let Arrival { phase, target, made_for, part, buffer, weight, close_by, .. } = self;
         phase.hash(state);
         match phase {
@@ -90,7 +92,7 @@ impl<S: Copy + Debug> Arrival<S> {
         }
     }
 
-    /// Begins with an arrival. There must be no outstanding one.
+    /// Begins an arrival. No arrival may be outstanding.
     pub(super) fn start(&mut self, (part, buffer, weight): (Part, u32, u16), cx: &mut Context) {
         debug_assert!(!self.is_outstanding() && !cx.ledger.has_left());
         let target = cx.ledger.taken() + 1;
@@ -98,13 +100,13 @@ impl<S: Copy + Debug> Arrival<S> {
         (self.part, self.buffer, self.weight) = (part, buffer, weight);
         (self.close_by, self.waited_for_room) = (Time::MAX, false);
         if part == Part::Fresh {
-            // The caller comes back from its own work.
+            // The caller returns from its own work.
             self.pace.arrived(cx.now);
         }
         self.go_on(Phase::Blocked, &mut cx.outbox);
     }
 
-    /// The arrival is over, and the caller has what it waited for. Returns the buffer of a contribution that no rank will
+    /// Ends the arrival: the caller has what it waited for. Returns the buffer of a contribution that no rank will
     /// read.
     pub(super) fn end(&mut self) -> Option<u32> {
         self.phase = Phase::Away;
@@ -116,7 +118,7 @@ impl<S: Copy + Debug> Arrival<S> {
         self.phase
     }
 
-    /// How far it is, if the form has it.
+    /// Returns its stage, if the form has it.
     #[inline]
     pub(super) fn stage(&self) -> Option<S> {
         if let Phase::Entered(stage) = self.phase { Some(stage) } else { None }
@@ -127,7 +129,7 @@ impl<S: Copy + Debug> Arrival<S> {
         !matches!(self.phase, Phase::Away)
     }
 
-    /// Whether the arrival waits for a slot of the ring.
+    /// Returns whether the arrival waits for a slot of the ring.
     #[inline]
     pub(super) fn is_blocked(&self) -> bool {
         matches!(self.phase, Phase::Blocked)
@@ -145,25 +147,26 @@ impl<S: Copy + Debug> Arrival<S> {
         self.go_on(Phase::Entered(stage), outbox);
     }
 
-    /// Waits for a slot, of which there is none; counts that.
+    /// Waits because no slot is free, and counts that.
     pub(super) fn wait_for_room(&mut self, cx: &mut Context) {
         cx.stats.full_ring += u64::from(!self.waited_for_room);
         self.waited_for_room = true;
     }
 
-    /// There is room: from now on the time runs after which the target closes without those that are missing.
+    /// Starts the time after which the target closes even if ranks are missing. A slot is free.
     pub(super) fn set_deadline(&mut self, Context { plan, now, .. }: &Context) {
         let limit = plan.fire.limit().filter(|_| !plan.is_full(self.target));
         let limit = limit.map(|limit| if plan.fault(Fault::HastyDeadline) { limit / 2 } else { limit });
         self.close_by = limit.map_or(Time::MAX, |limit| now.saturating_add(limit.as_nanos() as Time));
     }
 
-    /// When it closes its round: when the grace ends, if the condition holds, or when its own time is over.
+    /// Returns when the arrival closes its round: when the grace ends, if the condition holds, or when its own time is
+    /// over.
     pub(super) fn closes_at(&self, fires: bool, cx: &Context) -> Time {
         if fires { cx.now + self.pace.grace().unwrap_or(0) } else { Time::MAX }.min(self.close_by)
     }
 
-    /// Its round closes because time is over.
+    /// Counts that its round closes because the time is over.
     pub(super) fn expired(&self, cx: &mut Context) {
         if cx.now >= self.close_by {
             cx.stats.deadlines_expired += 1;
@@ -172,9 +175,9 @@ impl<S: Copy + Debug> Arrival<S> {
         }
     }
 
-    // What it shows of its contribution.
+    // The arrival publishes its contribution.
 
-    /// The tag of the arrival's contribution: its cell and its value.
+    /// Returns the tag of the arrival's contribution: its cell and its value.
     fn tag(&self, plan: &Plan) -> (usize, u64) {
         let Arrival { target, buffer, .. } = *self;
         let leaving = self.part == Part::Leaving;
@@ -183,14 +186,14 @@ impl<S: Copy + Debug> Arrival<S> {
         (plan.tag(plan.me, number), Tag { target, buffer, weight, leaving }.cell())
     }
 
-    /// Where ranks have gates: shows the weight of the contribution, if contributions have weights.
+    /// Where ranks have gates: publishes the weight of the contribution, if contributions have weights.
     pub(super) fn show_weight(&self, cx: &mut Context) {
         if cx.plan.weighted && self.part == Part::Fresh {
             self.show_here(cx);
         }
     }
 
-    /// Adds what it brings to what is in the gate of a round: fresh in the round that it is for, in others carried.
+    /// Adds its contribution to the gate of a round: fresh if the round is its target, otherwise carried.
     pub(super) fn put_into(&self, deposit: &mut Deposit, round: u64) {
         let Arrival { target, made_for, part, buffer, deferred, .. } = self;
         match part {
@@ -203,28 +206,28 @@ impl<S: Copy + Debug> Arrival<S> {
         }
     }
 
-    /// Shows what its buffer holds.
+    /// Publishes the tag of its buffer.
     pub(super) fn show(&self, movement: &mut Movement, cx: &mut Context) {
         self.show_here(cx);
         self.show_elsewhere(self.target <= cx.ledger.fired(), movement, cx);
     }
 
-    /// Shows it to the ranks of this host.
+    /// Publishes the tag to the ranks of this host.
     pub(super) fn show_here(&self, cx: &mut Context) {
         let (cell, value) = self.tag(&cx.plan);
         cx.outbox.push(Op::Store { cell, value });
     }
 
-    /// Shows it to all others: without data if it is late and dropped, so that they want none.
+    /// Publishes the tag to all other hosts. If the contribution is late and dropped, it sends no data.
     pub(super) fn show_elsewhere(&self, is_late: bool, movement: &mut Movement, cx: &mut Context) {
         let is_dropped = is_late && self.part == Part::Fresh && !self.is_carried(&cx.plan);
         let has_data = !is_dropped && self.part != Part::Leaving && cx.plan.bytes > 0;
         movement.show_elsewhere(self.target, self.tag(&cx.plan), (self.buffer, has_data), cx);
     }
 
-    // Where it gets to.
+    // Where the contribution enters.
 
-    /// The cut of the next round is known.
+    /// Fires the next round, whose cut is known.
     pub(super) fn fire(&mut self, round: u64, cx: &mut Context) {
         if matches!(cx.plan.fire.when(), When::Majority(_)) && !cx.plan.is_full(round) {
             let cut = cx.ledger.cut(round);
@@ -234,7 +237,7 @@ impl<S: Copy + Debug> Arrival<S> {
         cx.fire(round);
     }
 
-    /// The target has fired with this arrival in it.
+    /// Notes that the target has fired with this arrival in it.
     pub(super) fn entered(&mut self, cx: &mut Context) {
         let Arrival { target, made_for, part, .. } = *self;
         let me = cx.plan.me;
@@ -249,12 +252,13 @@ impl<S: Copy + Debug> Arrival<S> {
         self.over(target, cx);
     }
 
-    /// It has its place, or none, and the caller may have it once a round landed.
+    /// Notes that the arrival has a place in a round or will get none. The caller may take it once round `needs` has
+    /// landed.
     pub(super) fn over(&mut self, needs: u64, cx: &mut Context) {
         self.go_on(Phase::Over { needs }, &mut cx.outbox);
     }
 
-    /// What was deferred is where this arrival is.
+    /// Notes that the deferred contribution entered together with this arrival.
     pub(super) fn took_deferred(&mut self) {
         self.deferred = None;
     }
@@ -263,15 +267,15 @@ impl<S: Copy + Debug> Arrival<S> {
         self.deferred.is_some()
     }
 
-    // What becomes of it where its target fires without it.
+    // The target fires without the arrival.
 
-    /// The target fired without it: counts that.
+    /// Counts that the target fired without it.
     pub(super) fn missed(&self, cx: &mut Context) {
         cx.stats.late += u64::from(self.part != Part::Leaving);
     }
 
-    /// A round takes it no more; counts that, if it is the target. `late`: the form's stage of an arrival that is in no round
-    /// up to this one.
+    /// Notes that a round no longer accepts the arrival, and counts that if the round is the target. `late`: the form's
+    /// stage of an arrival that is in no round up to this one.
     pub(super) fn refused(&mut self, round: u64, late: S, cx: &mut Context) {
         if round == self.target {
             self.missed(cx);
@@ -279,34 +283,35 @@ impl<S: Copy + Debug> Arrival<S> {
         self.enter(late, &mut cx.outbox);
     }
 
-    /// Whether it is a contribution that enters a later round if it is late.
+    /// Returns whether it is a contribution that enters a later round if it is late.
     pub(super) fn is_carried(&self, plan: &Plan) -> bool {
         self.part == Part::Fresh && plan.absent != Absent::Drop
     }
 
-    /// Whether a late contribution goes into the gate of `round` without waiting for anything.
+    /// Returns whether a late contribution goes into the gate of `round` without waiting for anything.
     pub(super) fn fits_gate(&self, round: u64, plan: &Plan) -> bool {
         self.is_carried(plan) && !plan.is_full(round)
     }
 
-    /// A late contribution has its place in a round.
+    /// Notes that a late contribution has its place in a round.
     pub(super) fn placed(&mut self, round: u64, cx: &mut Context) {
         cx.stats.jumps += u64::from(round - self.target >= 2);
         self.over(round - 1, cx);
     }
 
-    /// Its contribution stands for this rank no more: no two of a rank do so in one round.
+    /// Notes that its contribution no longer stands for this rank: no two contributions of a rank do so in one round.
     pub(super) fn superseded(&mut self) {
         self.superseded = Some(self.buffer);
     }
 
-    /// The last arrival, which has missed its target: the caller takes what it missed, and leaves again.
+    /// Ends a last arrival that has missed its target: the caller takes the rounds that it missed, and leaves again.
     pub(super) fn leave_again(&mut self, cx: &mut Context) {
         cx.stats.finish_retries += 1;
         self.over(cx.ledger.fired(), cx);
     }
 
-    /// Late, and every round up to the last attempt has fired. Whether it is to enter another one; if not, it is over.
+    /// Returns whether a late arrival must enter another round; if not, the arrival is over. Every round up to the last
+    /// attempt has fired.
     pub(super) fn is_to_enter(&mut self, cx: &mut Context) -> bool {
         if self.part == Part::Leaving {
             self.leave_again(cx);
@@ -321,17 +326,18 @@ impl<S: Copy + Debug> Arrival<S> {
         false
     }
 
-    /// The round that is open is a full one, which does not fire without this rank: the late contribution is its arrival.
+    /// Makes the late contribution the rank's arrival for the open round, a full one that does not fire without this
+    /// rank.
     pub(super) fn enter_full_round(&mut self, cx: &mut Context) {
         let (plan, open) = (&cx.plan, cx.ledger.open());
         if cx.ledger.is_within_depth(open, plan) {
             (self.target, self.part) = (open, Part::Carried);
             return self.go_on(Phase::Blocked, &mut cx.outbox);
         }
-        // It cannot be waited for before the caller has released what it missed; and it does not fire without this
-        // rank's next arrival.
+        // The rank cannot wait for that round before the caller has released the rounds that it missed, and the round
+        // does not fire without this rank's next arrival.
         if plan.absent == Absent::Hold {
-            // The next one is newer.
+            // The rank's next contribution is newer.
             cx.stats.dropped += 1;
             self.superseded();
         } else {
@@ -343,9 +349,9 @@ impl<S: Copy + Debug> Arrival<S> {
         self.over(cx.ledger.fired(), cx);
     }
 
-    // What its caller waits for.
+    // Its caller waits.
 
-    /// Whether there is all that it waits for.
+    /// Returns whether the arrival is over and has all that it waits for.
     #[inline]
     pub(super) fn is_served(&self, Context { plan, ledger, outbox, .. }: &Context) -> bool {
         let Phase::Over { needs } = self.phase else { return false };
@@ -353,15 +359,15 @@ impl<S: Copy + Debug> Arrival<S> {
         ledger.landed() >= needs && !(0..BUFFERS).any(sent)
     }
 
-    /// Whether a buffer may be written as soon as an arrival is over, so that what was sent from it has to have landed.
-    /// Where nothing but a tag was, the data is free without that: a host that does not answer holds this rank up only
-    /// when the same buffer is to get another tag.
+    /// Returns whether a buffer may be written as soon as an arrival is over, so that everything sent from it must have
+    /// landed. If only a tag was sent, the data is free without that: a host that does not answer delays this rank only
+    /// when the same buffer needs another tag.
     pub(super) fn writes_soon(&self, buffer: u32, plan: &Plan) -> bool {
         let sends_tags_alone = plan.movement == MovementBy::Segments && !plan.by_tags();
         buffer != self.buffer && !sends_tags_alone
     }
 
-    /// Says how long it took from closing the newest round to its landing; nothing if that is not known.
+    /// Reports how long it took from closing the newest round to its landing; `None` if that is not known.
     #[inline]
     pub(super) fn measured(&mut self, latency: Option<Time>) {
         self.unmeasured = None;
@@ -370,7 +376,7 @@ impl<S: Copy + Debug> Arrival<S> {
         }
     }
 
-    /// Where it stands, for a line about a machine.
+    /// Returns its state, for a line about a machine.
     pub(super) fn summary(&self) -> String {
         let Arrival { phase, target, made_for, part, buffer, deferred, .. } = self;
         format!("{phase:?} {part:?} for {target} made for {made_for} in {buffer} deferred {deferred:?}")

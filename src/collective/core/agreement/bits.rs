@@ -1,8 +1,8 @@
 //! The cut by word: 64 bits that one atomic operation reads and changes.
 //!
-//! Two bits a rank, *arrived* and *carried*, and one closed bit: 31 ranks fill a word. An arrival
-//! adds its own bit and learns from the returned value which ranks came earlier, so one atomic decides
-//! both the order and the membership. Larger worlds use an array of words (`docs/semantics.md`).
+//! A rank has two bits, *arrived* and *carried*, and a word has one closed bit, so a word holds 31 ranks. An arrival
+//! adds its own bit and learns from the returned value which ranks came earlier, so one atomic decides both the order
+//! and the membership. Larger worlds use an array of words (`docs/semantics.md`).
 
 use super::super::plan::RANKS_PER_WORD;
 use crate::rule::Condition;
@@ -13,43 +13,43 @@ const CARRIED: u64 = ARRIVED << RANKS_PER_WORD;
 /// Set when the cut was closed by compare-swap rather than by its own contents.
 pub(super) const CLOSED: u64 = 1 << 63;
 
-/// The bit that a fresh arrival adds.
+/// Returns the bit that a fresh arrival adds.
 pub(super) fn arrived_bit(index: u32) -> u64 {
     debug_assert!(index < RANKS_PER_WORD);
     1 << index
 }
 
-/// The bit that a late contribution adds to the first round it finds open.
+/// Returns the bit that a late contribution adds to the first round it finds open.
 pub(super) fn carried_bit(index: u32) -> u64 {
     debug_assert!(index < RANKS_PER_WORD);
     1 << (RANKS_PER_WORD + index)
 }
 
-/// Fresh arrivals in a word, one bit a rank.
+/// Returns the fresh arrivals in a word, one bit for each rank.
 pub(super) fn arrived(word: u64) -> u64 {
     word & ARRIVED
 }
 
-/// Carried contributions in a word, one bit a rank.
+/// Returns the carried contributions in a word, one bit for each rank.
 pub(super) fn carried(word: u64) -> u64 {
     (word & CARRIED) >> RANKS_PER_WORD
 }
 
-/// Whether a round need not wait for a rank.
+/// Returns whether a round need not wait for a rank.
 pub(super) fn is_present(word: u64, index: u32, condition: Condition) -> bool {
     let carried = if condition == Condition::Full { carried(word) } else { 0 };
     (arrived(word) | carried) >> index & 1 == 1
 }
 
-/// What closes a round whose cut is a single word. Every rank evaluates the same function of the
-/// same returned value, so none has to be told.
+/// The rule that closes a round whose cut is a single word. Every rank evaluates the same function of the same returned
+/// value, so no rank needs a message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Closing {
-    /// Ranks that take part in this round, one bit a rank: known from the previous cut.
+    /// Ranks that take part in this round, one bit for each rank, known from the previous cut.
     active: u64,
-    /// What fires the round.
+    /// The condition under which the round fires.
     condition: Condition,
-    /// No grace: the arrival that fires also closes.
+    /// Whether the arrival that fires the round also closes it, because there is no grace.
     at_once: bool,
 }
 
@@ -58,17 +58,17 @@ impl Closing {
         Closing { active, condition, at_once }
     }
 
-    /// Whether an operation that returned `word` came after the cut was closed.
+    /// Returns whether an operation that returned `word` came after the cut was closed.
     pub(super) fn closed(self, word: u64) -> bool {
         word & CLOSED != 0 || self.closed_by_arrivals(word)
     }
 
-    /// Whether the arrivals alone close the cut, with no need for the closed bit.
+    /// Returns whether the arrivals alone close the cut, without the closed bit.
     pub(super) fn closed_by_arrivals(self, word: u64) -> bool {
         self.present(word) & self.active == self.active || (self.at_once && self.fires(word))
     }
 
-    /// Whether the condition holds.
+    /// Returns whether the condition holds.
     pub(super) fn fires(self, word: u64) -> bool {
         match self.condition {
             Condition::Count(least) => arrived(word).count_ones() >= least,
@@ -77,7 +77,7 @@ impl Closing {
         }
     }
 
-    /// Ranks that a full round need not wait for.
+    /// Returns the ranks that a full round need not wait for.
     fn present(self, word: u64) -> u64 {
         match self.condition {
             Condition::Full => arrived(word) | carried(word),

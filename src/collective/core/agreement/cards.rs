@@ -1,14 +1,14 @@
-//! Agreement by a program that a provider runs: network cards forward the activation, close gates
-//! and hand contributions to all ranks, and ranks reduce what has come when they have the time.
+//! Agreement by a program that a provider runs: network cards forward the activation, close gates and hand
+//! contributions to all ranks, and ranks reduce the received contributions when they have time.
 //!
-//! This part arms slots ahead, puts deposits into gates whose token it holds, and signals the own
-//! arrivals. A round's slot goes through *armed* (its gate takes deposits), *ready* (all ranks may be
-//! activated), outcome, *over* (everything queued for it has run), and is armed again. One slot more
-//! is armed than may be under way, so what is late always finds an open gate.
+//! This part arms slots ahead of time, puts deposits into gates whose token it holds, and signals this rank's arrivals.
+//! A round's slot is *armed* (its gate takes deposits), then *ready* (all ranks may be activated), then holds the
+//! outcome, is *over* (everything queued for it has run), and is armed again. One slot more is armed than may be in
+//! progress, so a late contribution always finds an open gate.
 //!
-//! The tables go over all ranks, so one that leaves goes on arming slots until all have left, and
-//! arrives for rounds that could not fire without it. What is still queued then is set off when
-//! all know that all have left (`Allreduce::part`), because it writes to memory that a slower one looks at.
+//! The tables include all ranks, so a rank that leaves continues to arm slots until all have left, and arrives for
+//! rounds that could not fire without it. Operations that are still queued then are triggered when all ranks know that
+//! all have left (`Allreduce::part`), because they write to memory that a slower rank reads.
 
 use super::super::context::Context;
 use super::super::entry::Part;
@@ -21,26 +21,26 @@ use super::{Form, has_shown, insert_absent, starts_alone};
 use crate::rank_set::RankSet;
 use crate::trigger::{Deposit, Gate, Start};
 
-/// How far the slots have come. Rounds go through everything in order.
+/// The progress of the slots. Rounds pass through all states in order.
 #[derive(Clone, Debug, Hash)]
 pub(crate) struct Slots {
     /// Newest round that was armed.
     armed: u64,
-    /// Newest round that the others were told of.
+    /// Newest round that this rank announced as ready to the others.
     ready: u64,
-    /// Newest round that the own arrival was signalled for.
+    /// Newest round for which this rank signalled its arrival.
     signalled: u64,
-    /// Newest round of which everything has run.
+    /// Newest round of which every operation has run.
     over: u64,
-    /// What is in the own gates, by slot.
+    /// The contents of this rank's gates, by slot.
     gates: Vec<u64>,
 }
 
-/// Rows of a contribution: what was made for the round, and what is carried into it.
+/// Rows of a contribution: the contribution made for the round, and the one carried into it.
 const FRESH: u32 = 0;
 const CARRIED: u32 = 1;
 
-/// The table's rule of firing.
+/// Returns the table's rule of firing.
 fn start_rule(plan: &Plan) -> Start {
     Start::of(plan.fire, plan.grace, plan.ranks)
 }
@@ -49,14 +49,14 @@ fn has_everyone_left(Context { ledger, .. }: &Context) -> bool {
     ledger.has_left() && ledger.active().is_empty()
 }
 
-/// How far an arrival is.
+/// How far an arrival has come.
 #[derive(Clone, Copy, Debug, Hash)]
 pub(crate) enum CardStage {
-    /// The token of the own gate of a round was asked for.
+    /// The token of this rank's gate of a round was asked for.
     Depositing { round: u64 },
-    /// In the gate.
+    /// The contribution is in the gate.
     Published,
-    /// The target fired without it; not placed in any round up to `tried`.
+    /// The target fired without it; it is not placed in any round up to `tried`.
     Late { tried: u64 },
 }
 
@@ -71,7 +71,7 @@ impl Form for Slots {
         self.revoke_token(arrival.target, arrival, cx);
     }
 
-    /// As its record says.
+    /// Fires the next round once its record is on this host.
     #[inline(never)]
     fn learn(
         &mut self,
@@ -85,7 +85,8 @@ impl Form for Slots {
             return false;
         }
         arrival.fire(round, cx);
-        // A rank that took no part in firing it signals its arrival now: every input comes once.
+        // A rank that did not signal its arrival while the round fired signals it now, because each input must come
+        // once.
         self.signal_arrival(round, cx);
         if !wanted {
             cx.ledger.pass_over(round);
@@ -113,7 +114,7 @@ impl Form for Slots {
         }
     }
 
-    /// Arms what can be armed.
+    /// Arms all slots that can be armed.
     #[inline(never)]
     fn work(&mut self, _: Effort, _: &mut Arrival<CardStage>, cx: &mut Context, cells: &impl Cells) {
         let plan = &cx.plan;
@@ -147,7 +148,7 @@ impl Form for Slots {
         }
     }
 
-    /// The token is out, or the gate was sealed.
+    /// Takes the answer to the request for the token: it was taken, or the gate was sealed before.
     fn answer(&mut self, _: Token, taken: u64, arrival: &mut Arrival<CardStage>, cx: &mut Context) {
         let Some(CardStage::Depositing { round }) = arrival.stage() else { return };
         let Arrival { target, made_for, part, buffer, weight, .. } = *arrival;
@@ -193,7 +194,7 @@ impl Form for Slots {
         }
     }
 
-    /// No rank needs this rank's provider any more.
+    /// Returns whether no other rank needs this rank's provider any more.
     fn has_served(&self, cx: &Context) -> bool {
         has_everyone_left(cx) && self.over >= cx.ledger.fired()
     }
@@ -208,7 +209,7 @@ impl Slots {
         round <= self.armed
     }
 
-    /// The next round whose outcome may be there, and whether its data is wanted.
+    /// Returns the next round whose outcome may be there, and whether the caller wants its data.
     pub(crate) fn expected(&self, cx: &Context) -> Option<(u64, bool)> {
         let (round, left) = (cx.ledger.open(), cx.ledger.has_left());
         let wanted = round <= self.ready && !has_everyone_left(cx);
@@ -216,7 +217,7 @@ impl Slots {
         (wanted && fits).then_some((round, !left))
     }
 
-    /// The next round of which everything may have run.
+    /// Returns the next round of which every operation may have run.
     pub(crate) fn nearly_over(&self, Context { ledger, .. }: &Context) -> Option<u64> {
         Some(self.over + 1).filter(|&round| round <= ledger.fired())
     }
@@ -229,7 +230,7 @@ impl Slots {
         }
     }
 
-    /// Asks for the token of the own gate of `round`, once that is armed.
+    /// Asks for the token of this rank's gate of `round`, once that gate is armed.
     fn revoke_token(&self, round: u64, arrival: &mut Arrival<CardStage>, cx: &mut Context) {
         if self.is_armed(round) {
             cx.outbox.program(ProgramOp::RevokeGateToken { round, token: Token::Deposit });
@@ -238,14 +239,14 @@ impl Slots {
     }
 }
 
-/// Whether the next round cannot fire without this rank, which has left.
+/// Returns whether the next round cannot fire without this rank, which has left.
 fn is_needed(Context { plan, ledger, .. }: &Context) -> bool {
     let needed = match start_rule(plan) {
         Start::Everybody => plan.ranks,
         Start::Count(count) => count,
         Start::First | Start::Designated => return false,
     };
-    // As many of those that left as are needed arrive for the others, the lowest first.
+    // The needed number of ranks that have left arrive for the others, the lowest ranks first.
     let left_before = (0..plan.me).filter(|&rank| !ledger.active().contains(rank)).count() as u32;
     ledger.active().len() + left_before < needed
 }

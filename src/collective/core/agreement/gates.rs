@@ -1,9 +1,9 @@
-//! Agreement by a program: a rank's part in a round is what its gate holds when the activation
-//! closes it, and the set of parts is reduced together with the data.
+//! Agreement by a program: a rank's part in a round is what its gate holds when the activation closes it, and the set
+//! of parts is reduced together with the data.
 //!
-//! A rank has a *gate* a round, a cell that only it and the rank that closes it change. This part deposits into the own
-//! gate, decides when to start (that depends on time and on which ranks have left), and learns outcomes; the
-//! [`Worker`](crate::trigger::Worker) in it runs operations, of any rank.
+//! A rank has a *gate* for each round: a cell that only the rank itself and the rank that closes the gate change. This
+//! part deposits into this rank's gate, decides when to start (that depends on time and on which ranks have left), and
+//! learns outcomes. The [`Worker`](crate::trigger::Worker) in it runs operations of any rank.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::trigger::{Gate, Layout, SlotCells, Start, State, Task, Want, Worker};
 pub(crate) struct Gates {
     layout: Arc<Layout>,
     worker: Worker,
-    /// This rank, on its way out, has called another one to the work of the next round.
+    /// This rank, as it left the library, has woken another one for the work of the next round.
     passed_on: bool,
 }
 
@@ -52,7 +52,7 @@ impl<C: Cells> SlotCells for RoundCells<'_, C> {
     }
 }
 
-/// The operation that a worker's wish comes to.
+/// Returns the operation that carries out a worker's request.
 fn op(plan: &Plan, want: Want) -> Op {
     match want {
         Want::Swap { round, cell, expect, new } => Op::Atomic {
@@ -69,36 +69,36 @@ fn op(plan: &Plan, want: Want) -> Op {
     }
 }
 
-/// How far an arrival is.
+/// How far an arrival has come.
 #[derive(Clone, Copy, Debug, Hash)]
 pub(crate) enum GateStage {
-    /// On its way into the own gate of a round.
+    /// The contribution is being put into this rank's gate of a round.
     Depositing { round: u64, found: u64 },
-    /// In the gate, and about to be counted.
+    /// The contribution is in the gate, and the arrivals are about to be counted.
     Counting,
-    /// In the gate of a round that has not fired as far as is known. Counts again at `probe_at`, and then after twice the
-    /// pause.
+    /// The contribution is in the gate of a round that has not fired as far as this rank knows. The rank counts again
+    /// at `probe_at`, and then after twice the pause.
     Open { close_at: Time, probe_at: Time, pause: Time },
-    /// Initiator: marks its gate.
+    /// Initiator: it marks its gate.
     Initiating { found: u64 },
-    /// Initiator: the activation is on its way.
+    /// Initiator: it has raised the activation, which the other ranks may not see yet.
     Starting,
-    /// In a round that others start.
+    /// The contribution is in a round that others start.
     Published,
-    /// The target fired without it; not placed in any round up to `tried`.
+    /// The target fired without it; it is not placed in any round up to `tried`.
     Late { tried: u64 },
 }
 
 impl Form for Gates {
     type Stage = GateStage;
 
-    /// Hands the contribution in.
+    /// Deposits the contribution into this rank's gate.
     fn enter(&mut self, arrival: &mut Arrival<GateStage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) {
         arrival.show_weight(cx);
         self.deposit_into(arrival.target, arrival, cx, cells);
     }
 
-    /// If its outcome is complete.
+    /// Fires the next round if its outcome is complete.
     #[inline(never)]
     fn learn(
         &mut self,
@@ -177,7 +177,7 @@ impl Form for Gates {
             return;
         }
         if self.has_fired(cx, cells) {
-            // They hold an operation of the round.
+            // These ranks hold an operation of the round.
             let slot = RoundCells { plan: &cx.plan, cells };
             self.layout.held(cx.ledger.open(), &slot).for_each(|rank| missing.insert(rank));
         } else {
@@ -194,7 +194,7 @@ impl Form for Gates {
         self.worker.has_nothing_pending()
     }
 
-    /// With what the worker did.
+    /// Adds the worker's counts.
     fn stats(&self, stats: Stats) -> Stats {
         let Worker { tasks: operations, inherited, activations, .. } = self.worker;
         Stats { operations, inherited, activations, ..stats }
@@ -207,7 +207,7 @@ impl Gates {
         Gates { worker: Worker::new(plan.me, &layout, plan.fault), layout, passed_on: false }
     }
 
-    /// Runs what is there to be run.
+    /// Runs operations that are due.
     #[inline(never)]
     fn run(&mut self, effort: Effort, arrival: &Arrival<GateStage>, cx: &mut Context, cells: &impl Cells) {
         let is_served = arrival.is_served(cx);
@@ -215,8 +215,8 @@ impl Gates {
         let (plan, ledger, round) = (&cx.plan, &cx.ledger, cx.ledger.open());
         let slot = RoundCells { plan, cells };
         if is_served && worker.has_nothing_pending() {
-            // On its way out: a rank that is still here goes on with what was set off.
-            // Also if it was woken for what others set off, and has no use for it.
+            // This rank is leaving the library: a rank that is still inside continues the triggered work. This holds
+            // even if this rank was woken for work that others triggered and does not need the round.
             let left_over = worker.hand_over();
             let searches = effort == Effort::Search && !*passed_on;
             if left_over || (searches && layout.is_pending(round, &slot)) {
@@ -245,14 +245,14 @@ impl Gates {
         plan.program_cell(round, self.layout.gate(rank))
     }
 
-    /// Whether a rank's arrival for a round is in its gate.
+    /// Returns whether a rank's arrival for a round is in its gate.
     fn has_deposited(&self, rank: u32, round: u64, plan: &Plan, cells: &impl Cells) -> bool {
         let deposit = Gate(cells.load(self.gate(rank, round, plan))).at(round).deposit();
         let full = plan.is_full(round);
         deposit.fresh.is_some() || deposit.leaving || (full && deposit.carried.is_some())
     }
 
-    /// Puts the contribution into the own gate of `round`: fresh if it was made for it.
+    /// Puts the contribution into this rank's gate of `round`: fresh if it was made for that round.
     fn deposit_into(&mut self, round: u64, arrival: &mut Arrival<GateStage>, cx: &mut Context, cells: &impl Cells) {
         let found = cells.load(self.gate(cx.plan.me, round, &cx.plan));
         self.deposit(round, found, arrival, cx);
@@ -278,7 +278,7 @@ impl Gates {
         cx.outbox.atomic(cx.plan.host(), cell, Atomic::CompareSwap { expect: found, new: new.0 }, Token::Deposit);
     }
 
-    /// The gate's answer to a deposit, or to the initiator's mark.
+    /// Takes the gate's answer to a deposit, or to the initiator's mark.
     fn answered(&mut self, value: u64, arrival: &mut Arrival<GateStage>, cx: &mut Context) {
         let (target, part) = (arrival.target, arrival.part);
         match arrival.stage() {
@@ -314,7 +314,7 @@ impl Gates {
         }
     }
 
-    /// This rank is an initiator and its mark is in its gate: sets the flood off.
+    /// Starts the activation. This rank is an initiator, and its mark is in its gate.
     fn start_round(&mut self, round: u64, arrival: &mut Arrival<GateStage>, cx: &mut Context) {
         cx.stats.initiated += 1;
         arrival.unmeasured = Some(round);
@@ -322,7 +322,7 @@ impl Gates {
         watch_open(GateStage::Starting, arrival, cx);
     }
 
-    /// Synchronous: the own arrival closes the own gate, and the gates of those that left.
+    /// Synchronous: this rank's arrival closes its own gate, and the gates of ranks that have left.
     fn let_in(&mut self, round: u64, arrival: &mut Arrival<GateStage>, cx: &mut Context) {
         for rank in 0..cx.plan.ranks {
             if rank == cx.plan.me || !cx.ledger.active().contains(rank) {
@@ -332,7 +332,7 @@ impl Gates {
         watch_open(GateStage::Starting, arrival, cx);
     }
 
-    /// What was raised is visible: notes what it set off, to be run when there is time for it.
+    /// Notes the operations that the raised cells trigger, to be run when there is time. The cells are visible.
     fn started(&mut self, effort: Effort, arrival: &mut Arrival<GateStage>, cx: &mut Context, cells: &impl Cells) {
         let Gates { layout, worker, .. } = self;
         let plan = &cx.plan;
@@ -345,13 +345,13 @@ impl Gates {
             }
         }
         if effort == Effort::Nothing {
-            // A rank that has the time must learn of it.
+            // A rank that has time must learn of it.
             cx.outbox.wake(1, Awaited::Outcome);
         }
         arrival.enter(GateStage::Published, &mut cx.outbox);
     }
 
-    /// Whether enough have arrived, and if so, whether to wait for more.
+    /// Starts the round if enough ranks have arrived and no grace remains; otherwise decides how long to wait.
     fn count_arrivals(
         &mut self,
         again: Option<u64>,
@@ -382,13 +382,13 @@ impl Gates {
         }
     }
 
-    /// Starts the round, also if the grace is over.
+    /// Starts the round, even if the grace is over.
     fn initiate_now(&mut self, arrival: &mut Arrival<GateStage>, cx: &mut Context, cells: &impl Cells) {
         let found = cells.load(self.gate(cx.plan.me, arrival.target, &cx.plan));
         self.initiate(found, arrival, cx);
     }
 
-    /// Marks the own gate, and starts the round unless it has been started.
+    /// Marks this rank's gate, and starts the round unless it has been started.
     fn initiate(&mut self, found: u64, arrival: &mut Arrival<GateStage>, cx: &mut Context) {
         let target = arrival.target;
         let gate = Gate(found).at(target);
@@ -399,26 +399,26 @@ impl Gates {
         arrival.enter(GateStage::Initiating { found }, &mut cx.outbox);
     }
 
-    /// Whether an operation of the next round is under way, or an own one of any round.
+    /// Returns whether an operation of the next round is in progress, or one of this rank's own of any round.
     pub(crate) fn is_pending(&self, Context { plan, ledger, .. }: &Context, cells: &impl Cells) -> bool {
         !self.has_nothing_pending() || self.layout.is_pending(ledger.open(), &RoundCells { plan, cells })
     }
 
-    /// Whether a task has given any of its signals.
+    /// Returns whether a task has given any of its signals.
     pub(crate) fn is_announced(&self, task: Task, Context { plan, .. }: &Context, cells: &impl Cells) -> bool {
         let slot = RoundCells { plan, cells };
         let given = |&(_, cell): &(u32, usize)| slot.load(task.round, cell) >= task.round;
         self.layout.rows[task.row as usize].then.iter().any(given)
     }
 
-    /// Whether a cell says which rank claimed an operation.
+    /// Returns whether a cell names the rank that claimed an operation.
     pub(crate) fn is_claim(&self, cell: usize, plan: &Plan) -> bool {
         let Some(in_slots) = cell.checked_sub(plan.program_cell(1, 0)) else { return false };
         let layout = &self.layout;
         (0..layout.rows.len() as u32).any(|row| layout.state(row) == in_slots % layout.cells())
     }
 
-    /// Cells that say which ranks claimed operations, all of whose effects have happened.
+    /// Returns the cells that name the claiming ranks of operations whose effects have all happened.
     pub(crate) fn spent_claims(&self, plan: &Plan, cells: &impl Cells) -> Vec<usize> {
         let slot = RoundCells { plan, cells };
         let mut spent = Vec::new();
@@ -435,7 +435,7 @@ impl Gates {
         spent
     }
 
-    /// Whether the next round has fired: any rank that is alive can complete it.
+    /// Returns whether the next round has fired; any living rank can complete it.
     pub(crate) fn has_fired(&self, Context { plan, ledger, .. }: &Context, cells: &impl Cells) -> bool {
         self.layout.has_fired(ledger.open(), &RoundCells { plan, cells })
     }
@@ -445,7 +445,7 @@ fn raise(round: u64, cell: usize, cx: &mut Context) {
     cx.outbox.push(op(&cx.plan, Want::Raise { round, cell }));
 }
 
-/// What was raised is looked at in the next stage, when it is visible to all.
+/// Fences and enters the next stage, which reads the raised cells when they are visible to all ranks.
 fn watch_open(stage: GateStage, arrival: &mut Arrival<GateStage>, cx: &mut Context) {
     cx.outbox.push(Op::Fence);
     arrival.enter(stage, &mut cx.outbox);

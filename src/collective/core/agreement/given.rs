@@ -1,18 +1,18 @@
 //! Agreement where cuts are given: they were decided before, in another run or by another collective.
 //!
-//! The owner of the machine gives the cuts, round by round, and with each arrival of its own the last round that is to be
-//! returned for it. A round fires at a rank when its cut was given and the tag of each member is there. Every rank looks
-//! for itself, so there is no initiator and no word.
+//! The owner of the machine gives the cuts, round by round. With each of its own arrivals it gives the last round to be
+//! returned for that arrival. A round fires at a rank when its cut was given and the tag of each member is there. Every
+//! rank checks this for itself, so there is no initiator and no word.
 //!
-//! An arrival shows its tag and no more: whether it enters its target, a later round or none follows from the given cuts. Its
+//! An arrival publishes only its tag: the given cuts decide whether it enters its target, a later round or none. Its
 //! tag may be there long before it is in a cut, so a tag alone means nothing.
 //!
-//! Tags do not stay: a rank that is ahead writes its buffers anew, when the rounds that read them have landed. So the ranks
-//! that see all tags of a round write the record of its cut, all of them the same, before they move any of its data. A rank
-//! of their host that comes later reads it. On another host the outcome itself shows that the round has fired.
+//! Tags do not stay: a rank that is ahead rewrites its buffers once the rounds that read them have landed. So each rank
+//! that sees all tags of a round writes the same record of its cut before it moves any of the round's data. A rank of
+//! that host that comes later reads the record. On another host the outcome itself shows that the round has fired.
 //!
-//! Then a rank does not learn in which buffers the contributions were. Nothing reads them again, but for held models
-//! ([`Absent::Hold`]), whose rounds can be given on one host only.
+//! In that case a rank does not learn which buffers held the contributions. Nothing reads them again, except held
+//! models ([`Absent::Hold`]), whose rounds can be given on one host only.
 
 use std::collections::VecDeque;
 
@@ -30,16 +30,16 @@ use crate::fault::Fault;
 use crate::rank_set::RankSet;
 use crate::rule::Absent;
 
-/// What was given to this rank and is not used up.
+/// The cuts and ends that were given to this rank and that it has not used up.
 #[derive(Clone, Debug, Default, Hash)]
 pub(crate) struct Given {
-    /// The cuts of the rounds that have not fired here, from the next one on.
+    /// The cuts of the rounds that have not fired here, starting with the next one.
     cuts: VecDeque<Cut>,
-    /// The last round that is to be returned for each of this rank's arrivals, from the one on that is not over.
+    /// The last round to be returned for each of this rank's arrivals, starting with the arrival that is not over.
     ends: VecDeque<u64>,
-    /// The entry of the next cut whose tag is looked for; those before it were seen.
+    /// The index of the next cut's first entry whose tag was not seen.
     unseen: usize,
-    /// All tags of the next cut are here, and a rank still reads what its slot held before.
+    /// All tags of the next cut are here, but a rank still reads what its slot held before.
     lacks_room: bool,
 }
 
@@ -53,18 +53,18 @@ impl Given {
         self.ends.push_back(round);
     }
 
-    /// The last round that is to be returned for the arrival: none in time if it was not given yet.
+    /// Returns the last round to be returned for the arrival; the maximum if it was not given yet.
     #[inline]
     pub(crate) fn end(&self) -> u64 {
         self.ends.front().copied().unwrap_or(u64::MAX)
     }
 
-    /// The same when the caller takes what there is.
+    /// Removes and returns that round when the caller takes rounds.
     pub(crate) fn pass_end(&mut self, plan: &Plan) -> Option<u64> {
         self.ends.pop_front().filter(|_| !plan.fault(Fault::TakeMoreThanGiven))
     }
 
-    /// The cut of a round that was given and not taken.
+    /// Returns the cut of a round that was given and not taken.
     fn cut<'a>(&'a self, round: u64, cx: &'a Context) -> Option<&'a Cut> {
         match round.checked_sub(cx.ledger.open()) {
             None => Some(cx.ledger.cut(round)),
@@ -72,8 +72,9 @@ impl Given {
         }
     }
 
-    /// Whether the outcome of the next round is here already: ranks on other hosts have moved it, and their tags may be gone.
-    /// Then no rank will read a contribution to it any more, and it does not matter where each lies.
+    /// Returns whether the outcome of the next round is already here: ranks on other hosts have moved it, and their
+    /// tags may have been overwritten. Then no rank will read a contribution to it any more, and the location of each
+    /// does not matter.
     fn has_come(&mut self, round: u64, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) -> bool {
         let Some(given) = self.cuts.front() else { return false };
         let moves = given.contributions().next().is_some();
@@ -81,7 +82,7 @@ impl Given {
         if !elsewhere || !moves || cx.ledger.landed() < cx.ledger.fired() {
             return false;
         }
-        // Which groups move follows from the cut.
+        // The cut determines which groups move.
         self.unseen = 0;
         let cut = cx.ledger.cut_mut(round);
         cut.begin(round, given.initiator);
@@ -89,20 +90,20 @@ impl Given {
         movement.has_landed(round, cx, cells)
     }
 
-    /// Whether all ranks have released what the slot of the next round held. Those that are fresh in it looked before they
-    /// showed their tags; a full round may have only what is carried into it.
+    /// Returns whether all ranks have released what the slot of the next round held. The fresh ranks of that round
+    /// checked this before they published their tags; a full round may hold only carried contributions.
     fn has_room(&mut self, round: u64, cx: &mut Context, cells: &impl Cells) -> bool {
         let has_room = cx.ledger.is_released(round.saturating_sub(cx.plan.depth), &cx.plan, cells);
         if self.lacks_room == has_room {
             self.lacks_room = !has_room;
-            // This rank may be about to sleep until something else happens.
+            // Otherwise this rank may be about to sleep until something else happens.
             cx.outbox.note();
         }
         has_room
     }
 
-    /// Goes on with the next cut from the first entry on whose tag was not seen; whether there are all. What a tag said stays
-    /// true when the tag is gone: a contribution is made in one buffer.
+    /// Continues the next cut from the first entry whose tag was not seen; returns whether it is complete. What a tag
+    /// said stays true after the tag was overwritten, because a contribution is made in one buffer.
     fn gather(&mut self, round: u64, cx: &mut Context, cells: &impl Cells) -> bool {
         let Some(given) = self.cuts.front() else { return false };
         let (plan, cut) = (&cx.plan, cx.ledger.cut_mut(round));
@@ -128,7 +129,7 @@ impl Given {
         true
     }
 
-    /// The target has fired: the arrival is over, with a place in it or without.
+    /// Ends the arrival, whose target has fired with it or without it.
     fn fired(&self, arrival: &mut Arrival<GivenStage>, cx: &mut Context) {
         let (target, me) = (arrival.target, cx.plan.me);
         if cx.ledger.cut(target).holds(me, arrival.part) {
@@ -142,7 +143,7 @@ impl Given {
             Fate::Dropped => {
                 cx.stats.dropped += 1;
                 if cx.plan.absent == Absent::Hold {
-                    // What stands for this rank stays where it is.
+                    // The contribution that stands for this rank stays the same.
                     arrival.superseded();
                 }
             }
@@ -150,8 +151,8 @@ impl Given {
         arrival.over(target, cx);
     }
 
-    /// What becomes of this rank's contribution for a round that fired without it. It enters no later than the round for
-    /// which the next one is made.
+    /// Returns the fate of this rank's contribution for a round that fired without it. The contribution enters at the
+    /// latest in the round for which the next one is made.
     fn fate(&self, target: u64, cx: &Context) -> Fate {
         let Some(&end) = self.ends.front() else { return Fate::Unknown };
         for round in target + 1..=end.saturating_add(1) {
@@ -165,19 +166,19 @@ impl Given {
     }
 }
 
-/// How far an arrival is.
+/// How far an arrival has come.
 #[derive(Clone, Copy, Debug, Hash)]
 pub(crate) enum GivenStage {
-    /// Shown to all.
+    /// Its tag was published to all ranks.
     Shown,
-    /// The last one, which its target lacks.
+    /// The last arrival, which the cut of its target does not contain.
     NotGiven,
 }
 
 impl Form for Given {
     type Stage = GivenStage;
 
-    /// Shows the arrival's tag. The last arrival shows it only for the round in which it leaves.
+    /// Publishes the arrival's tag. The last arrival publishes it only for the round in which it leaves.
     fn enter(&mut self, arrival: &mut Arrival<GivenStage>, movement: &mut Movement, cx: &mut Context, _: &impl Cells) {
         if arrival.part == Part::Leaving {
             let Some(cut) = self.cut(arrival.target, cx) else { return };
@@ -186,13 +187,13 @@ impl Form for Given {
             }
         }
         arrival.show(movement, cx);
-        // Any rank that sleeps may wait for this tag only.
+        // Any sleeping rank may be waiting only for this tag.
         cx.outbox.push(Op::Fence);
         cx.outbox.wake(u32::MAX, Awaited::Outcome);
         arrival.enter(GivenStage::Shown, &mut cx.outbox);
     }
 
-    /// If its cut was given and all of it is here.
+    /// Fires the next round if its cut was given and all its tags, its record or its outcome are here.
     fn learn(
         &mut self,
         _: &mut Arrival<GivenStage>,
@@ -237,7 +238,8 @@ impl Form for Given {
         }
     }
 
-    /// Members of the next cut whose tags are not here; or ranks that still read what its slot held before.
+    /// Adds the members of the next cut whose tags are not here, and the ranks that still read what its slot held
+    /// before.
     fn missing(
         &self,
         arrival: &Arrival<GivenStage>,
@@ -267,7 +269,7 @@ impl Form for Given {
     }
 }
 
-/// A cut of those that have arrived for a round, if this rank has.
+/// Returns a cut of the ranks that have arrived for a round, if this rank has.
 fn cut_of_tags(round: u64, cx: &Context, cells: &impl Cells) -> Option<Cut> {
     let fresh =
         |rank| tag_of(Entry::new(rank, Part::Fresh, (0, 1), 0), round, &cx.plan, cells).map(|tag| tag.entry(rank));
@@ -275,18 +277,18 @@ fn cut_of_tags(round: u64, cx: &Context, cells: &impl Cells) -> Option<Cut> {
     Some(Cut::of_entries(round, None, cx.ledger.active().iter().filter_map(fresh).collect()))
 }
 
-/// What becomes of a late contribution.
+/// The fate of a late contribution.
 enum Fate {
-    /// It enters `by` rounds later.
+    /// The contribution enters `by` rounds later.
     Carried {
         by: u64,
     },
     Dropped,
-    /// Not all cuts that may have it were given.
+    /// Not all cuts that may contain it were given.
     Unknown,
 }
 
-/// The tag of an entry of a round, if it is here.
+/// Returns the tag of an entry of a round, if it is here.
 fn tag_of(entry: Entry, round: u64, plan: &Plan, cells: &impl Cells) -> Option<Tag> {
     let target = round.checked_sub(entry.age)?;
     let tags = (0..BUFFERS).map(|buffer| Tag { buffer, ..Tag::from_cell(cells.load(plan.tag(entry.rank, buffer))) });

@@ -1,9 +1,9 @@
 //! Which ranks take part in a round, and when it closes.
 //!
-//! A rank's arrival waits until there is room for it, and enters then: a form of agreement has it, and takes it through stages
-//! of its own until it has its place in a round. Ranks agree by [`tags`] where all take part, by [`words`], by the [`gates`] of a
-//! program, where ranks share no memory by [`relay`], or by a provider's [`cards`]. Or cuts are [`given`] to them. Each
-//! implements [`Form`], and knows nothing of the others.
+//! A rank's arrival waits until there is a free slot, and then enters a form of agreement. The form takes it through
+//! its own stages until the arrival has its place in a round. Ranks agree by [`tags`] where all take part, by
+//! [`words`], by the [`gates`] of a program, by [`relay`] where ranks share no memory, or by a provider's [`cards`]. Or
+//! cuts are [`given`] to them. Each implements [`Form`], and knows nothing of the others.
 
 mod arrival;
 mod bits;
@@ -37,19 +37,19 @@ use relay::Relay;
 use tags::Tags;
 use words::Words;
 
-/// How soon an arrived rank first looks whether the initiator forgot to close; it doubles.
+/// The first interval after which an arrived rank checks whether the initiator failed to close; it doubles each time.
 const FIRST_PROBE: Time = 1_000_000;
 const LAST_PROBE: Time = 64_000_000;
 
-/// One way to agree: this rank's part in it.
+/// One form of agreement: this rank's part in it.
 ///
-/// [`learn`](Form::learn) and [`work`](Form::work) are called in each poll, [`step`](Form::step) while the form has an arrival.
-/// What asks nothing of a form need not be implemented.
+/// Each poll calls [`learn`](Form::learn) and [`work`](Form::work), and calls [`step`](Form::step) while the form has
+/// an arrival. A form need not implement a method that has nothing to do for it.
 pub(crate) trait Form: Clone + Debug + Hash {
-    /// How far an arrival is that has entered.
+    /// The stage of an arrival that has entered.
     type Stage: Copy + Debug + Hash;
 
-    /// Whether an arrival may enter, for a round of which nothing is known yet.
+    /// Returns whether an arrival may enter, for a round of which nothing is known yet.
     fn has_room(&self, target: u64, movement: &Movement, cx: &mut Context, cells: &impl Cells) -> bool {
         let _ = movement;
         // The slot of the target is free: no rank reads what it held before.
@@ -57,17 +57,17 @@ pub(crate) trait Form: Clone + Debug + Hash {
         target <= cx.ledger.fired() || cx.ledger.is_released(before, &cx.plan, cells)
     }
 
-    /// Ranks for which [`has_room`](Form::has_room) waits.
+    /// Adds the ranks for which [`has_room`](Form::has_room) waits.
     fn without_room(&self, target: u64, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
         let least = target.saturating_sub(cx.plan.depth);
         let holds = |rank: &u32| cells.load(cx.plan.released(*rank)) < least;
         (0..cx.plan.ranks).filter(holds).for_each(|rank| missing.insert(rank));
     }
 
-    /// Whether tags lie by round, and not by buffer: then no older one can land last.
+    /// Whether tags lie by round instead of by buffer: then no older tag can land last.
     const TAGS_BY_ROUND: bool = false;
 
-    /// Takes an arrival, for which there is room. If it is left blocked, it is asked again.
+    /// Takes an arrival for which there is a free slot. The machine calls this again if the arrival is left blocked.
     fn enter(
         &mut self,
         arrival: &mut Arrival<Self::Stage>,
@@ -76,7 +76,8 @@ pub(crate) trait Form: Clone + Debug + Hash {
         cells: &impl Cells,
     );
 
-    /// Fires the next round, if its cut can be learned from the cells of this host. Whether the one after it may be known, too.
+    /// Fires the next round, if its cut can be learned from the cells of this host. Returns whether the round after it
+    /// may be known, too.
     fn learn(
         &mut self,
         arrival: &mut Arrival<Self::Stage>,
@@ -85,7 +86,7 @@ pub(crate) trait Form: Clone + Debug + Hash {
         cells: &impl Cells,
     ) -> bool;
 
-    /// Takes the arrival on from a stage.
+    /// Advances the arrival from a stage.
     fn step(
         &mut self,
         stage: Self::Stage,
@@ -96,12 +97,12 @@ pub(crate) trait Form: Clone + Debug + Hash {
         cells: &impl Cells,
     );
 
-    /// Does what the agreement asks of this rank apart from its own arrival.
+    /// Does this rank's work for the agreement apart from its own arrival.
     fn work(&mut self, effort: Effort, arrival: &mut Arrival<Self::Stage>, cx: &mut Context, cells: &impl Cells) {
         let _ = (effort, arrival, cx, cells);
     }
 
-    /// There is nothing to do now.
+    /// Notes that nothing is left to do now.
     fn rest(&mut self) {}
 
     /// Takes the result of an operation.
@@ -110,7 +111,7 @@ pub(crate) trait Form: Clone + Debug + Hash {
         debug_assert!(false, "{token:?} completed in {arrival:?}, and nothing had asked for it");
     }
 
-    /// Ranks for which the target waits, as far as this one can know.
+    /// Adds the ranks for which the target waits, as far as this rank can know.
     fn missing(
         &self,
         arrival: &Arrival<Self::Stage>,
@@ -120,58 +121,59 @@ pub(crate) trait Form: Clone + Debug + Hash {
         missing: &mut RankSet,
     );
 
-    /// The host that has not answered the arrival's last atomic, or is clearing the next round's words.
+    /// Returns the host that has not answered the arrival's last atomic, or is clearing the next round's words.
     fn asked(&self) -> Option<u32> {
         None
     }
 
-    /// Whether the arrival does not go on before what was counted has completed, although every rank is here.
+    /// Returns whether the arrival cannot proceed before counted operations have completed, although every rank is
+    /// here.
     fn awaits(&self, what: Counted, stage: Self::Stage, arrival: &Arrival<Self::Stage>, cx: &Context) -> bool {
         let _ = (what, stage, arrival, cx);
         false
     }
 
-    /// Whether a rank that has arrived for the target was there before this one, and so is none of those that close it.
+    /// Returns whether a rank that has arrived for the target came before this one, and so does not close it.
     fn came_before(&self, rank: u32, arrival: &Arrival<Self::Stage>, cx: &Context) -> bool {
         let _ = (rank, arrival, cx);
         false
     }
 
-    /// When there is something to do although nothing happened; at the end of time if never.
+    /// Returns when there is something to do even if nothing happens; the maximum time if never.
     fn next_timer(&self, arrival: &Arrival<Self::Stage>) -> Time {
         let _ = arrival;
         Time::MAX
     }
 
-    /// Whether the next round waits for a release, and for nothing else.
+    /// Returns whether the next round waits for a release, and for nothing else.
     fn lacks_room(&self) -> bool {
         false
     }
 
-    /// Whether no rank waits for something that this rank has claimed.
+    /// Returns whether no rank waits for something that this rank has claimed.
     fn has_nothing_pending(&self) -> bool {
         true
     }
 
-    /// Whether other ranks need this one for their rounds, also while it has no arrival.
+    /// Returns whether other ranks need this one for their rounds, even while it has no arrival.
     fn serves(&self, cx: &Context) -> bool {
         let _ = cx;
         false
     }
 
-    /// Of a rank that has left: whether no other one needs it any more, or writes to it.
+    /// Returns whether no other rank needs this rank, which has left, or writes to it any more.
     fn has_served(&self, cx: &Context) -> bool {
         let _ = cx;
         true
     }
 
-    /// With what only this form counts.
+    /// Adds the counts that only this form has.
     fn stats(&self, stats: Stats) -> Stats {
         stats
     }
 }
 
-/// This rank's arrivals, and its part in agreeing.
+/// This rank's arrivals, and its part in the agreement.
 #[derive(Clone, Debug, Hash)]
 pub(crate) struct Participant<F: Form> {
     arrival: Arrival<F::Stage>,
@@ -188,7 +190,7 @@ impl<F: Form> Participant<F> {
         while self.form.learn(&mut self.arrival, movement, cx, cells) {}
     }
 
-    /// Takes the arrival further.
+    /// Advances the arrival.
     #[inline]
     pub(super) fn step(&mut self, effort: Effort, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) {
         match self.arrival.phase() {
@@ -204,7 +206,7 @@ impl<F: Form> Participant<F> {
         if !form.has_room(arrival.target, movement, cx, cells) {
             return arrival.wait_for_room(cx);
         }
-        // Of two tags of a buffer, the older one must not land last.
+        // The older of two tags of a buffer must not land last.
         if F::TAGS_BY_ROUND || !cx.outbox.has_tag(arrival.buffer) {
             arrival.set_deadline(cx);
             form.enter(arrival, movement, cx, cells);
@@ -231,7 +233,7 @@ impl<F: Form> Participant<F> {
         missing.remove(cx.plan.me);
     }
 
-    /// Whether this rank does not go on before what was counted has completed, although every rank is here.
+    /// Returns whether this rank cannot proceed before counted operations have completed, although every rank is here.
     fn awaits(&self, what: Counted, cx: &Context) -> bool {
         let Participant { arrival, form } = self;
         let by_tags = cx.plan.by_tags();
@@ -251,26 +253,26 @@ impl<F: Form> Participant<F> {
         }
     }
 
-    /// Where all are here: the ranks that may be closing the round or moving a piece of it.
+    /// Where all ranks are here: returns the ranks that may be closing the round or moving a piece of it.
     fn may_be_working<'a>(&'a self, cx: &'a Context) -> impl Iterator<Item = u32> + 'a {
         let came_before = |rank| self.form.came_before(rank, &self.arrival, cx);
         cx.ledger.active().iter().filter(move |&rank| rank != cx.plan.me && !came_before(rank))
     }
 }
 
-/// The form that the ranks have chosen.
+/// The form of agreement that the ranks have chosen.
 #[derive(Clone, Debug, Hash)]
 pub(crate) enum Agreement {
     Tags(Participant<Tags>),
     Words(Participant<Words>),
     Given(Participant<Given>),
     Gates(Participant<Gates>),
-    /// Large, and no poll in shared memory should go around it.
+    /// Boxed, because it is large, and polls in shared memory should not have to skip its memory.
     Relay(Box<Participant<Relay>>),
     Cards(Participant<Slots>),
 }
 
-/// Does the same with the participant of any form.
+/// Evaluates an expression with the participant of any form.
 macro_rules! of_any_form {
     ($agreement:expr, $participant:ident => $what:expr) => {
         match $agreement {
@@ -297,12 +299,12 @@ impl Agreement {
         }
     }
 
-    /// Begins with an arrival: part, buffer, weight. There must be no outstanding one.
+    /// Begins an arrival: part, buffer, weight. No arrival may be outstanding.
     pub(super) fn start(&mut self, contribution: (Part, u32, u16), cx: &mut Context) {
         of_any_form!(self, it => it.arrival.start(contribution, cx));
     }
 
-    /// The arrival is over, and the caller has what it waited for. Returns the buffer of a contribution that no rank will
+    /// Ends the arrival: the caller has what it waited for. Returns the buffer of a contribution that no rank will
     /// read.
     pub(super) fn end(&mut self) -> Option<u32> {
         of_any_form!(self, it => it.arrival.end())
@@ -313,13 +315,13 @@ impl Agreement {
         of_any_form!(self, it => it.arrival.is_outstanding())
     }
 
-    /// Whether there is all that the arrival waits for.
+    /// Returns whether the arrival has all that it waits for.
     #[inline]
     pub(super) fn is_served(&self, cx: &Context) -> bool {
         of_any_form!(self, it => it.arrival.is_served(cx))
     }
 
-    /// Whether this rank waits for a slot of the ring.
+    /// Returns whether this rank waits for a slot of the ring.
     pub(super) fn waits_for_room(&self) -> bool {
         of_any_form!(self, it => it.arrival.is_blocked() || it.form.lacks_room())
     }
@@ -329,37 +331,37 @@ impl Agreement {
         of_any_form!(self, it => it.form.answer(token, value, &mut it.arrival, cx));
     }
 
-    /// A round that this rank closed, for which it was not yet said how long it took to land.
+    /// Returns a round that this rank closed and whose time from closing to landing was not yet reported.
     #[inline]
     pub(super) fn unmeasured(&self) -> Option<u64> {
         of_any_form!(self, it => it.arrival.unmeasured)
     }
 
-    /// Says how long it took from closing the round to its landing; nothing if that is not known.
+    /// Reports how long it took from closing the round to its landing; `None` if that is not known.
     #[inline]
     pub(super) fn measured(&mut self, latency: Option<Time>) {
         of_any_form!(self, it => it.arrival.measured(latency));
     }
 
-    /// When there is something to do although nothing happened.
+    /// Returns when there is something to do even if nothing happens.
     #[inline]
     pub(super) fn next_timer(&self) -> Option<Time> {
         Some(of_any_form!(self, it => it.form.next_timer(&it.arrival))).filter(|&at| at != Time::MAX)
     }
 
-    /// Whether no rank waits for something that this rank has claimed.
+    /// Returns whether no rank waits for something that this rank has claimed.
     #[inline]
     pub(super) fn has_nothing_pending(&self) -> bool {
         of_any_form!(self, it => it.form.has_nothing_pending())
     }
 
-    /// Whether other ranks need this one for their rounds, also while it has no arrival.
+    /// Returns whether other ranks need this one for their rounds, even while it has no arrival.
     #[inline]
     pub(super) fn serves(&self, cx: &Context) -> bool {
         of_any_form!(self, it => it.form.serves(cx))
     }
 
-    /// Of a rank that has left: whether no other one needs it any more, or writes to it.
+    /// Returns whether no other rank needs this rank, which has left, or writes to it any more.
     pub(super) fn has_served(&self, cx: &Context) -> bool {
         of_any_form!(self, it => it.form.has_served(cx))
     }
@@ -369,23 +371,23 @@ impl Agreement {
         of_any_form!(self, it => it.form.stats(stats))
     }
 
-    /// Ranks that are waited for because they hold on to what a slot is needed for, because they did not arrive, or
-    /// because their tags are not there yet.
+    /// Adds the ranks that this rank waits for because they still use a slot that is needed, because they have not
+    /// arrived, or because their tags are not there yet.
     pub(super) fn missing(&self, movement: &Movement, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
         of_any_form!(self, it => it.missing(movement, cx, cells, missing));
     }
 
-    /// The host that the arrival waits for an answer of.
+    /// Returns the host whose answer the arrival waits for.
     pub(super) fn asked(&self) -> Option<u32> {
         of_any_form!(self, it => it.form.asked().filter(|_| it.arrival.is_outstanding()))
     }
 
-    /// Whether this rank does not go on before what was counted has completed, although every rank is here.
+    /// Returns whether this rank cannot proceed before counted operations have completed, although every rank is here.
     pub(super) fn awaits(&self, what: Counted, cx: &Context) -> bool {
         of_any_form!(self, it => it.awaits(what, cx))
     }
 
-    /// Where all are here: adds the ranks that may be closing the round or moving a piece of it.
+    /// Where all ranks are here: adds the ranks that may be closing the round or moving a piece of it.
     pub(super) fn may_be_working(&self, cx: &Context, ranks: &mut RankSet) {
         of_any_form!(self, it => it.may_be_working(cx).for_each(|rank| ranks.insert(rank)));
     }
@@ -394,7 +396,7 @@ impl Agreement {
         of_any_form!(self, it => format!("{} {:?}", it.arrival.summary(), it.form))
     }
 
-    // What only one form has.
+    // Access to parts that only one form has.
 
     #[inline]
     pub(super) fn gates(&self) -> Option<&Gates> {
@@ -416,18 +418,18 @@ impl Agreement {
     }
 }
 
-/// Adds the active ranks that are not here.
+/// Adds the active ranks for which `here` returns false.
 fn insert_absent(here: impl Fn(u32) -> bool, cx: &Context, missing: &mut RankSet) {
     cx.ledger.active().iter().filter(|&rank| !here(rank)).for_each(|rank| missing.insert(rank));
 }
 
-/// Whether a rank has shown a tag for a round, or a later one.
+/// Returns whether a rank has published a tag for a round or a later one.
 fn has_shown(rank: u32, round: u64, plan: &Plan, cells: &impl Cells) -> bool {
     let tag = |number| Tag::from_cell(cells.load(plan.tag(rank, number)));
     (0..BUFFERS).any(|number| tag(number).target >= round)
 }
 
-/// What the next round waits for.
+/// Returns the condition of the next round.
 fn condition(Context { plan, ledger, .. }: &Context) -> Condition {
     let round = ledger.open();
     let condition = plan.condition(round, ledger.active());
@@ -443,7 +445,7 @@ fn condition(Context { plan, ledger, .. }: &Context) -> Condition {
     }
 }
 
-/// Whether the next round starts with this rank's arrival, whichever others have arrived.
+/// Returns whether the next round starts with this rank's arrival, independently of the arrivals of others.
 fn starts_alone(start: Start, cx: &Context) -> bool {
     match start {
         Start::First => true,

@@ -1,19 +1,19 @@
 //! Agreement and movement by a program where ranks share no memory: each rank runs its own table.
 //!
-//! A rank that has arrived puts its contribution into its *gate*. Activations flood the ranks, and each closes the gate
-//! of a rank: what is in it then is the rank's part in the round. Partial sums go from rank to rank with a label that
-//! says what is in them, so the outcome comes with its cut. The tables are those of the ranks that are still active: one
-//! that left serves no others.
+//! A rank that has arrived puts its contribution into its *gate*. Activations flood the ranks, and each activation
+//! closes the gate of a rank: its contents at that time are the rank's part in the round. Partial sums go from rank to
+//! rank with a label that describes them, so the outcome arrives with its cut. The tables contain only the ranks that
+//! are still active: a rank that left serves no others.
 //!
-//! An outcome has a part of every active rank. So a rank that has it knows that all have closed their gates of that round,
-//! and that all have the outcome of the round before. No rank has to ask whether it may write to another one: data of
-//! three rounds lies apart, and when a rank closes a gate, its writes for the round before the last have landed for
-//! good, and all writes of the ranks that left with that round. A rank that leaves says when that is so. Activations and
-//! arrivals go out before the gate closes, so their cells are those of one round more, and of as many as the ring has:
-//! their acks may come late.
+//! An outcome contains a part of every active rank. So a rank that has it knows that all have closed their gates of
+//! that round, and that all have the outcome of the round before. No rank has to ask whether it may write to another
+//! one: the data of three rounds lies apart, and when a rank closes a gate, its writes for the round before the last
+//! have completed, and so have all writes of the ranks that left with that round. A rank that leaves announces when
+//! that is so. Activations and arrivals go out before the gate closes, so there are cells for one round more, and for
+//! every slot of the ring: their acks may come late.
 //!
-//! Under a partial rule a round starts only if every rank has a slot for its outcome. A rank that has none says so in
-//! the label of the round before, and tells all ranks when it has one.
+//! Under a partial rule a round starts only if every rank has a slot for its outcome. A rank without a free slot
+//! reports that in the label of the round before, and notifies all ranks when it has one.
 
 mod sent;
 
@@ -35,7 +35,7 @@ use crate::rule::{Condition, Grace};
 use crate::trigger::{Action, Buffer, Deposit, Order, Progress, Request, Start, Table};
 use sent::{ArrivalNotice, gathered, label_of, relayed, relayed_in, signalled_in};
 
-/// This rank's table, and how far it is with the next round.
+/// This rank's table, and its progress in the next round.
 #[derive(Clone)]
 pub(crate) struct Relay {
     start: Start,
@@ -43,19 +43,19 @@ pub(crate) struct Relay {
     members: Vec<u32>,
     table: Table,
     progress: Progress,
-    /// What is in the first gate that is not closed.
+    /// The contents of the first gate that is not closed.
     gate: Deposit,
-    /// Ranks that had no room for the next round when they closed their last gate.
+    /// Ranks that had no free slot for the next round when they closed their last gate.
     without_slot: Vec<u32>,
-    /// Ranks that left and have not said that nothing of theirs is under way, with the round in which they left.
+    /// Ranks that left and have not announced that they have nothing in flight, with the round in which they left.
     departed: Vec<(u32, u64)>,
-    /// The round for which this rank still has to say that it has room.
+    /// The round for which this rank still has to announce a free slot.
     unsaid: Option<u64>,
-    /// The newest round for which it has said that.
+    /// The newest round for which it has announced one.
     said: u64,
     /// The rank whose arrival starts the next round, if this rank starts it.
     initiator: Option<u32>,
-    /// Where this rank counts the arrivals: those that it has seen, and when the grace ends.
+    /// Where this rank counts the arrivals: the ranks whose arrival it has seen, and when the grace ends.
     seen: RankSet,
     close_at: Option<Time>,
 }
@@ -78,7 +78,7 @@ impl fmt::Debug for Relay {
     }
 }
 
-/// The table of a rank among the active ones.
+/// Returns the table of a rank among the active ones.
 fn table(plan: &Plan, start: Start, members: &[u32]) -> Table {
     let request = Request {
         ranks: members.len() as u32,
@@ -92,14 +92,14 @@ fn table(plan: &Plan, start: Start, members: &[u32]) -> Table {
     Table::new(&request, number as u32, plan.inputs())
 }
 
-/// How far an arrival is.
+/// How far an arrival has come.
 #[derive(Clone, Copy, Debug, Hash)]
 pub(crate) enum RelayStage {
-    /// In the gate; starts the round at this time, if no rank has.
+    /// The contribution is in the gate; this rank starts the round at this time, if no rank has.
     Open { close_at: Time },
-    /// In the gate of a round that is started, or that another rank starts.
+    /// The contribution is in the gate of a round that is started, or that another rank starts.
     Published,
-    /// Too late for the gate of its target.
+    /// The arrival came too late for the gate of its target.
     Late { tried: u64 },
 }
 
@@ -116,7 +116,7 @@ impl Form for Relay {
         self.ranks_without_room(target, cx, cells).for_each(|rank| missing.insert(rank));
     }
 
-    /// Hands the contribution in.
+    /// Deposits the contribution into the gate.
     fn enter(&mut self, arrival: &mut Arrival<RelayStage>, _: &mut Movement, cx: &mut Context, _: &impl Cells) {
         arrival.show_weight(cx);
         let target = arrival.target;
@@ -145,7 +145,7 @@ impl Form for Relay {
         }
     }
 
-    /// If its outcome is complete.
+    /// Fires the next round if its outcome is complete.
     #[inline(never)]
     fn learn(
         &mut self,
@@ -167,7 +167,7 @@ impl Form for Relay {
         arrival.fire(round, cx);
         if cx.ledger.leavers().iter().next().is_some() {
             self.members.retain(|&rank| cx.ledger.active().contains(rank));
-            // Those that leave together tell each other nothing.
+            // Ranks that leave together send each other nothing.
             if self.members.contains(&cx.plan.me) {
                 self.departed.extend(cx.ledger.leavers().iter().map(|rank| (rank, round)));
                 if !cx.plan.fault(Fault::KeepOldTable) {
@@ -203,7 +203,7 @@ impl Form for Relay {
         }
     }
 
-    /// Runs what is due.
+    /// Runs the rows that are due.
     #[inline(never)]
     fn work(&mut self, effort: Effort, arrival: &mut Arrival<RelayStage>, cx: &mut Context, cells: &impl Cells) {
         let is_here = |&(rank, _): &(u32, u64)| cells.load(cx.plan.released(rank)) != FOREVER;
@@ -251,12 +251,12 @@ impl Form for Relay {
         own.min(counted)
     }
 
-    /// The next round of the other ranks needs this rank's table.
+    /// Returns whether the next round of the other ranks needs this rank's table.
     fn serves(&self, cx: &Context) -> bool {
         cx.ledger.active().contains(cx.plan.me)
     }
 
-    /// No rank that left will write to this one any more, or tell it anything.
+    /// Returns whether no rank that left will write to this one any more, or notify it.
     fn has_served(&self, _: &Context) -> bool {
         self.departed.is_empty()
     }
@@ -287,17 +287,17 @@ impl Relay {
         self.table.is_sealed(&self.progress)
     }
 
-    /// The first round whose gate is open.
+    /// Returns the first round whose gate is open.
     fn open_gate(&self, cx: &Context) -> u64 {
         cx.ledger.open() + u64::from(self.is_sealed())
     }
 
-    /// The rank that counts the arrivals.
+    /// Returns the rank that counts the arrivals.
     fn counter(&self) -> u32 {
         self.members[0]
     }
 
-    /// Ranks that have no room for a round, the next one.
+    /// Returns the ranks without a free slot for a round, which is the next one.
     fn ranks_without_room<'a>(
         &'a self,
         round: u64,
@@ -311,13 +311,13 @@ impl Relay {
         mine.into_iter().chain(active.filter(move |&rank| cells.load(cx.plan.released(rank)) < round))
     }
 
-    /// Late: enters the first round whose gate is open.
+    /// Puts a late contribution into the first round whose gate is open.
     fn find_a_gate(&mut self, tried: u64, arrival: &mut Arrival<RelayStage>, cx: &mut Context) {
         let open = self.open_gate(cx);
         if arrival.fits_gate(open, &cx.plan) {
             self.deposit(open, arrival, cx);
         } else if arrival.is_carried(&cx.plan) && open > cx.ledger.open() {
-            // That round is a full one: what enters it waits until it is the next.
+            // That round is a full one: a contribution that enters it waits until it is the next round.
         } else if cx.ledger.fired() >= tried && arrival.is_to_enter(cx) {
             arrival.enter_full_round(cx);
         }
@@ -332,7 +332,7 @@ impl Relay {
         }
     }
 
-    /// This rank starts the round, unless it has been started.
+    /// Starts the round, unless it has been started.
     fn initiate(&mut self, arrival: &mut Arrival<RelayStage>, cx: &mut Context) {
         if self.open_gate(cx) == arrival.target {
             self.initiator = Some(cx.plan.me);
@@ -342,7 +342,7 @@ impl Relay {
         arrival.enter(RelayStage::Published, &mut cx.outbox);
     }
 
-    /// Runs a row; returns whether it could.
+    /// Runs a row; returns whether that was possible.
     fn run(&mut self, row: usize, round: u64, effort: Effort, cx: &mut Context, cells: &impl Cells) -> bool {
         let order = self.table.row(row).order;
         match &self.table.row(row).action {
@@ -398,12 +398,12 @@ impl Relay {
         cx.outbox.signal(counted, cx.plan.host_of(rank), data, (cell, Change::Set(value)));
     }
 
-    /// Whether what was written for the round before the last has landed for the last time, so that the gate may close.
+    /// Returns whether the writes for the round before the last have completed, so that the gate may close.
     fn has_settled(&self, round: u64, cx: &Context) -> bool {
         let is_under_way = |before: u64, counted: fn(u64) -> Counted| {
             round > before && cx.outbox.has(counted(round - before)) && !cx.plan.fault(Fault::SealEarly)
         };
-        // Acks of activations take longest: a rank may have nothing else to send to the one that activated it.
+        // Acks of activations take longest: a rank may have nothing else to send to the rank that activated it.
         let own = is_under_way(2, relayed_in) || is_under_way(cx.plan.signalled_rounds(), signalled_in);
         !own && self.departed.iter().all(|&(_, left)| left + 2 > round)
     }
@@ -412,14 +412,14 @@ impl Relay {
     fn seal(&mut self, round: u64, order: Order, cx: &mut Context) {
         let deposit = std::mem::take(&mut self.gate);
         let needed = (round + 1).saturating_sub(cx.plan.depth);
-        // A synchronous round waits for this rank's arrival, which comes when there is room.
+        // A synchronous round waits for this rank's arrival, which comes when there is a free slot.
         let without_slot = self.start != Start::Everybody && cx.ledger.released() < needed;
         self.unsaid = without_slot.then_some(round + 1);
         let (initiator, pieces) = (self.initiator, self.table.whole().of);
         cx.outbox.program(ProgramOp::Seal { round, deposit, initiator, without_slot, pieces, order });
     }
 
-    /// Tells all ranks that there is room for the round that they may be waiting to start.
+    /// Announces a free slot to all ranks, for the round that they may be waiting to start.
     fn say_room(&mut self, cx: &mut Context) {
         let has_room = |round: &u64| cx.ledger.released() >= round.saturating_sub(cx.plan.depth);
         let Some(round) = self.unsaid.take_if(|round| has_room(round)) else { return };
@@ -433,7 +433,7 @@ impl Relay {
         }
     }
 
-    /// Starts the round if enough have arrived.
+    /// Starts the round if enough ranks have arrived.
     fn count_arrivals(&mut self, round: u64, cx: &mut Context, cells: &impl Cells) {
         let condition = condition(cx);
         let all = self.members.len() as u32;
@@ -449,7 +449,7 @@ impl Relay {
                 Condition::Full => self.seen.len() == all,
             };
             if fires {
-                // An automatic grace is that of the rank that fires: this one may be slower than all others.
+                // An automatic grace is that of the rank whose arrival fires: this rank may be slower than all others.
                 let fixed = if let Grace::Fixed(time) = cx.plan.grace { Some(time.as_nanos() as Time) } else { None };
                 let grace = fixed.unwrap_or(notice.grace);
                 (self.initiator, self.close_at) = (Some(rank), Some(cx.now.saturating_add(grace)));
@@ -463,7 +463,7 @@ impl Relay {
         }
     }
 
-    /// Ranks that the next round waits for, as far as this one can know.
+    /// Returns the ranks that the next round waits for, as far as this rank can know.
     fn awaited(&self, cx: &Context, cells: &impl Cells) -> Vec<u32> {
         if self.is_sealed() {
             return self.table.awaited(&self.progress).map(|number| self.members[number as usize]).collect();
@@ -486,12 +486,12 @@ impl Relay {
     }
 }
 
-/// Whether an operation is about to change what the next row reads.
+/// Returns whether an operation is about to change what the next row reads.
 fn changes_memory(outbox: &Outbox) -> bool {
     outbox.newest().is_some_and(|op| matches!(op, Op::Program(ProgramOp::Seal { .. } | ProgramOp::Sum { .. })))
 }
 
-/// Whether another rank has given an input for a round.
+/// Returns a function that reports whether another rank has given an input for a round.
 fn is_given(round: u64, cx: &Context, cells: &impl Cells) -> impl Fn(usize) -> bool {
     move |input| cells.load(cx.plan.input_cell(round, input)) >= round
 }

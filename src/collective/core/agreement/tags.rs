@@ -1,4 +1,4 @@
-//! Agreement by tags, where all take part: the round has fired when every active rank has shown its tag.
+//! Agreement by tags, where all ranks take part: the round has fired when every active rank has published its tag.
 
 use super::super::context::Context;
 use super::super::input::{Cells, Effort, FOREVER};
@@ -11,24 +11,24 @@ use super::{Form, has_shown, insert_absent};
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
 
-/// How far this rank is with looking at tags.
+/// How far this rank has come with reading tags.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tags {
     /// The first rank whose tag for the next round was not seen.
     unseen: u32,
-    /// The tag was shown, and the poll after that has not ended: a rank that sees the round complete in this state wakes
-    /// the others.
+    /// Set until the poll after publishing this rank's tag has ended: a rank that sees the round complete in this state
+    /// wakes the others.
     must_wake: bool,
 }
 
 impl std::hash::Hash for Tags {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        // How many tags were seen says no more than the cells of the tags, which stay as they are until the round fires.
+        // The number of seen tags follows from the cells of the tags, which stay unchanged until the round fires.
         self.must_wake.hash(state);
     }
 }
 
-/// The arrival was shown to all.
+/// The arrival's tag was published to all ranks.
 #[derive(Clone, Copy, Debug, Hash)]
 pub(crate) struct Shown;
 
@@ -37,8 +37,8 @@ impl Form for Tags {
 
     const TAGS_BY_ROUND: bool = true;
 
-    /// All others show by their own arrival that they are done with the round before; those that left with it will not
-    /// arrive again.
+    /// Returns whether this rank may arrive. All other ranks show by their own arrival that they have finished the
+    /// round before; ranks that left with it will not arrive again.
     fn has_room(&self, target: u64, movement: &Movement, cx: &mut Context, cells: &impl Cells) -> bool {
         let Context { plan, ledger, .. } = &*cx;
         let is_done = |rank| cells.load(plan.released(rank)) == FOREVER;
@@ -55,8 +55,8 @@ impl Form for Tags {
         movement.enter(arrival.target, cx);
         arrival.show(movement, cx);
         if cx.plan.ranks > 2 || !cx.waits_fence_peer {
-            // Of several last arrivals at least one must see all the others, and wake those that
-            // sleep. Of two, the one that goes to sleep can fence for both before it looks again.
+            // Of several last arrivals at least one must see all the others and wake the sleeping ranks. With two
+            // ranks, the one that goes to sleep can fence for both before it polls again.
             cx.outbox.push(Op::Fence);
         }
         self.must_wake = true;
@@ -74,7 +74,7 @@ impl Form for Tags {
         cx: &mut Context,
         cells: &impl Cells,
     ) -> bool {
-        // A round beyond the own arrival cannot fire, and its tags would mean nothing yet.
+        // A round beyond this rank's arrival cannot fire, and its tags would mean nothing yet.
         if arrival.stage().is_some() && arrival.target == cx.ledger.open() {
             self.poll_tags(movement, cx, cells);
         }
@@ -123,7 +123,7 @@ impl Form for Tags {
 }
 
 impl Tags {
-    /// Looks at the tags of the next round, or at what its reducer tells of it.
+    /// Reads the tags of the next round, or the cut that its reducer announces.
     #[inline(never)]
     fn poll_tags(&mut self, movement: &mut Movement, cx: &mut Context, cells: &impl Cells) {
         let round = cx.ledger.open();
@@ -140,14 +140,14 @@ impl Tags {
         }
         if self.has_all(round, cx, cells) {
             cx.fire(round);
-            // Only the last arrivals wake: a rank that parked earlier was seen by one of them.
+            // Only the last arrivals wake others: one of them saw each rank that went to sleep earlier.
             if !movement.fired(round, cx) && self.must_wake {
                 cx.outbox.wake(cx.plan.callees(), Awaited::Outcome);
             }
         }
     }
 
-    /// Whether every active rank has shown its tag for a round; if so, they are its cut.
+    /// Returns whether every active rank has published its tag for a round; if so, these ranks are its cut.
     fn has_all(&mut self, round: u64, cx: &mut Context, cells: &impl Cells) -> bool {
         let number = Plan::tag_of(round);
         let tag = |rank| Tag::from_cell(cells.load(cx.plan.tag(rank, number)));

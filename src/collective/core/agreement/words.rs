@@ -1,5 +1,5 @@
-//! Agreement by words: each arrival adds its bit to the words of its round, on the round's home, and learns from the
-//! returned value whether it is in, and whether it is the initiator.
+//! Agreement by words: each arrival adds its bit to the words of its round, on the round's home. The returned value
+//! tells the rank whether its contribution is in the cut, and whether it is the initiator.
 
 mod initiating;
 
@@ -21,41 +21,41 @@ use crate::rule::Condition;
 #[derive(Clone, Debug, Hash)]
 pub(crate) struct Words {
     words: Vec<u64>,
-    /// Initiator: the first rank whose tags were not looked at, or not all there.
+    /// Initiator: the first rank whose tags were not read, or are not all there.
     unseen: u32,
-    /// The arrival was shown to the ranks of this host only: no other rank needs to see it unless it comes late.
+    /// The arrival was published only on this host: no other rank needs to see it unless it is late.
     is_hidden: bool,
     /// The host that has not answered the arrival's last atomic, or is clearing the next round's words.
     asked: Option<u32>,
 }
 
-/// How far an arrival is.
+/// How far an arrival has come.
 #[derive(Clone, Copy, Debug, Hash)]
 pub(crate) enum WordStage {
-    /// The arrived bit is on its way.
+    /// The addition of the arrived bit is in flight.
     Adding,
-    /// The bit is in; which arrival this is, is being asked.
+    /// The bit is in. The rank has asked for its ticket.
     Ticketing,
-    /// In the word, and the round has not fired as far as is known. Looks at `probe_at` whether the initiator left the library
-    /// before it closed, and then after twice the pause.
+    /// The bit is in the word, and the round has not fired as far as this rank knows. At `probe_at` the rank checks
+    /// whether the initiator left the library before it closed, and then again after twice the pause.
     Open { close_at: Time, probe_at: Time, pause: Time },
-    /// Looks whether the round should have been closed by now.
+    /// The rank reads whether the round should have been closed by now.
     Probing { pause: Time },
-    /// Closes word `index`, believed to hold what was last seen of it.
+    /// The rank closes word `index`, which it believes to hold the value that it saw last.
     Closing { index: u32 },
-    /// Initiator: the cut is closed; waits for the tags of its members.
+    /// Initiator: the cut is closed; the rank waits for the tags of its members.
     Gathering,
-    /// Initiator: readies the words of the next round.
+    /// Initiator: the rank clears the words of the next round.
     Clearing,
-    /// In a round that others close, or whose record is on its way.
+    /// The arrival is in a round that others close, or whose record has not arrived.
     Published,
-    /// The target fired without it; not placed in any round up to `tried`.
+    /// The target fired without it; it is not placed in any round up to `tried`.
     Late { tried: u64 },
-    /// The carried bit is on its way into this round.
+    /// The addition of the carried bit to this round is in flight.
     Placing { round: u64 },
 }
 
-/// The host of the words of the next round.
+/// Returns the host of the words of the next round.
 fn home_host(Context { plan, ledger, .. }: &Context) -> u32 {
     ledger.home_host(ledger.open(), plan)
 }
@@ -64,12 +64,12 @@ fn is_one_word(plan: &Plan) -> bool {
     plan.words() == 1
 }
 
-/// The index of a rank's word, and that of its bits there.
+/// Returns the index of a rank's word, and that of its bits there.
 fn place_of(rank: u32) -> (u32, u32) {
     (rank / RANKS_PER_WORD, rank % RANKS_PER_WORD)
 }
 
-/// Whether the next round, the target, need not wait for a rank; nothing where its words are elsewhere.
+/// Returns whether the next round, the target, need not wait for a rank; `None` if its words are on another host.
 fn is_here(rank: u32, target: u64, cx: &Context, cells: &impl Cells) -> Option<bool> {
     let (index, bit) = place_of(rank);
     let is_present = || bits::is_present(cells.load(cx.plan.word(target, index)), bit, condition(cx));
@@ -79,10 +79,10 @@ fn is_here(rank: u32, target: u64, cx: &Context, cells: &impl Cells) -> Option<b
 impl Form for Words {
     type Stage = WordStage;
 
-    /// Shows the arrival's tag and adds its bit.
+    /// Publishes the arrival's tag and adds its bit.
     fn enter(&mut self, arrival: &mut Arrival<WordStage>, movement: &mut Movement, cx: &mut Context, _: &impl Cells) {
         let is_late = arrival.target <= cx.ledger.fired();
-        // What comes late to a full round has shown its tag before.
+        // A contribution that comes late to a full round has published its tag before.
         if arrival.part != Part::Carried {
             self.is_hidden = !is_late && Self::closes_alone(arrival, cx);
             if self.is_hidden {
@@ -99,7 +99,7 @@ impl Form for Words {
         self.ask_home((cell, atomic), Token::Arrive, WordStage::Adding, arrival, cx);
     }
 
-    /// If its record is here.
+    /// Fires the next round if its record is here.
     #[inline(never)]
     fn learn(
         &mut self,
@@ -164,7 +164,7 @@ impl Form for Words {
                     arrival.refused(round, WordStage::Late { tried: round }, cx);
                 }
             }
-            // What was asked is of no interest any more.
+            // The answer is not needed any more.
             (Token::Ticket | Token::Probe | Token::Close, _) if cx.ledger.fired() >= target => {
                 arrival.enter(WordStage::Published, &mut cx.outbox);
             }
@@ -187,7 +187,7 @@ impl Form for Words {
         let target = arrival.target;
         match arrival.stage() {
             Some(WordStage::Gathering) => self.untagged(cx, cells).for_each(|rank| missing.insert(rank)),
-            // Only the host is waited for that clears the words.
+            // The rank waits only for the host that clears the words.
             Some(WordStage::Clearing) => {}
             _ if target <= cx.ledger.fired() => {}
             _ => {
@@ -201,13 +201,14 @@ impl Form for Words {
         self.asked
     }
 
-    /// A late contribution enters no round before its tag has landed.
+    /// Returns whether the late arrival waits for its tag: it enters no round before the tag has landed.
     fn awaits(&self, what: Counted, stage: WordStage, arrival: &Arrival<WordStage>, cx: &Context) -> bool {
         let WordStage::Late { tried } = stage else { return false };
         what == Counted::Tag { buffer: arrival.buffer } && cx.ledger.fired() >= tried
     }
 
-    /// An arrival that fulfils the condition closes at once where there is no grace.
+    /// Returns whether the rank's bit was in the word before. Without a grace, an arrival that fulfils the condition
+    /// closes the round at once.
     fn came_before(&self, rank: u32, arrival: &Arrival<WordStage>, cx: &Context) -> bool {
         let has_answer = arrival.is_outstanding() && !matches!(arrival.stage(), Some(WordStage::Adding));
         let closing = arrival.target > cx.ledger.fired() && has_answer && arrival.pace.grace().is_none();
@@ -226,7 +227,7 @@ impl Words {
         Words { words: vec![0; plan.words() as usize], unseen: 0, is_hidden: false, asked: None }
     }
 
-    /// An atomic on the home of the next round, whose answer takes the arrival out of `stage`.
+    /// Queues an atomic on the home of the next round. Its answer takes the arrival out of `stage`.
     fn ask_home(
         &mut self,
         (cell, atomic): (usize, Atomic),
@@ -248,13 +249,13 @@ impl Words {
         arrival.enter(WordStage::Open { close_at, probe_at, pause }, &mut cx.outbox);
     }
 
-    /// What closes the next round, where its cut is one word.
+    /// Returns the rule that closes the next round, where its cut is one word.
     fn closing(arrival: &Arrival<WordStage>, cx: &Context) -> Closing {
         let at_once = arrival.pace.grace().is_none();
         Closing::new(cx.ledger.active().group(0, RANKS_PER_WORD), condition(cx), at_once)
     }
 
-    /// Whether the arrival closes its round unless another one has: then the rank that looks for its tag is this one.
+    /// Returns whether the arrival closes its round unless another one has: then only this rank reads its tag.
     fn closes_alone(arrival: &Arrival<WordStage>, cx: &Context) -> bool {
         let at_once = arrival.pace.grace().is_none() && is_one_word(&cx.plan);
         at_once
@@ -265,7 +266,7 @@ impl Words {
             }
     }
 
-    /// The bits that the arrival adds to its round's word.
+    /// Returns the bits that the arrival adds to its round's word.
     fn own_bits(arrival: &Arrival<WordStage>, Context { plan, ledger, .. }: &Context) -> u64 {
         let (_, bit) = place_of(plan.me);
         let own = if arrival.part == Part::Carried { bits::carried_bit(bit) } else { bits::arrived_bit(bit) };
@@ -273,7 +274,7 @@ impl Words {
         (own | if arrival.has_deferred() { bits::carried_bit(bit) } else { 0 }) << u32::from(again)
     }
 
-    /// Looks whether the round should have been closed by now.
+    /// Reads whether the round should have been closed by now.
     fn probe(&mut self, pause: Time, arrival: &mut Arrival<WordStage>, cx: &mut Context) {
         let (plan, target) = (&cx.plan, arrival.target);
         let cell = match condition(cx) {
@@ -284,7 +285,7 @@ impl Words {
         self.ask_home((cell, Atomic::FetchAdd(0)), Token::Probe, WordStage::Probing { pause }, arrival, cx);
     }
 
-    /// Late: enters the round that is open, once every one up to the last attempt has fired.
+    /// Puts a late contribution into the open round, once every round up to the last attempt has fired.
     fn find_a_place(
         &mut self,
         tried: u64,
@@ -292,7 +293,7 @@ impl Words {
         movement: &mut Movement,
         cx: &mut Context,
     ) {
-        // Also what is not carried: its tag tells the others that this rank has arrived.
+        // This includes a contribution that is not carried: its tag shows the others that this rank has arrived.
         if std::mem::take(&mut self.is_hidden) {
             arrival.show_elsewhere(true, movement, cx);
         }
@@ -301,7 +302,7 @@ impl Words {
         }
         let (plan, open) = (&cx.plan, cx.ledger.open());
         if cx.outbox.has_tag(arrival.buffer) && !plan.fault(Fault::PlaceBeforeTag) {
-            // Once the bit is in, the initiator must find the tag; so that has to land first.
+            // Once the bit is in, the initiator must find the tag, so the tag must land first.
         } else if plan.is_full(open) {
             arrival.enter_full_round(cx);
         } else {
@@ -311,7 +312,7 @@ impl Words {
         }
     }
 
-    /// Whether a bit is in the cut of `round`, after an addition that returned `before`.
+    /// Returns whether a bit is in the cut of `round`, after an addition that returned `before`.
     fn is_in(round: u64, before: u64, part: Part, arrival: &Arrival<WordStage>, cx: &Context) -> bool {
         let Context { plan, ledger, .. } = cx;
         if before & bits::CLOSED != 0 {
@@ -325,7 +326,7 @@ impl Words {
         }
     }
 
-    /// The arrival's bits are in a word that was open.
+    /// Continues after the arrival's bits were added to an open word.
     fn added(&mut self, before: u64, arrival: &mut Arrival<WordStage>, cx: &mut Context) {
         let (plan, target) = (&cx.plan, arrival.target);
         let word = before | Self::own_bits(arrival, cx);
@@ -375,7 +376,7 @@ impl Words {
         Self::stay_open(fires, true, (2 * pause).min(LAST_PROBE), arrival, cx);
     }
 
-    /// Closes the words of the target, the first of which decides which rank is the initiator.
+    /// Closes the words of the target. The first word decides which rank is the initiator.
     pub(super) fn close(&mut self, arrival: &mut Arrival<WordStage>, cx: &mut Context) {
         let unclosed = if is_one_word(&cx.plan) { Fault::CloseWithoutWord } else { Fault::TrustTicket };
         if cx.plan.fault(unclosed) {
@@ -410,7 +411,7 @@ impl Words {
         self.close_word(index, arrival, cx);
     }
 
-    /// This rank is the initiator, and `words` is the cut.
+    /// Makes this rank the initiator; `words` is the cut.
     fn closed(&mut self, arrival: &mut Arrival<WordStage>, cx: &mut Context) {
         cx.stats.initiated += 1;
         arrival.unmeasured = Some(arrival.target);

@@ -1,10 +1,10 @@
-//! Fallback reads: a rank reads all contributions and reduces by itself what the reducers take too long for. They have
-//! arrived, and may be computing now.
+//! Fallback reads: a rank reads all contributions and reduces them itself when the reducers take too long. The reducers
+//! have arrived, and may be computing now.
 //!
 //! Where only the reducer knows which ranks have arrived, a rank that has waited for a while asks for every rank's tag,
-//! where that rank keeps it, until all are there; where hosts share a round every rank has the tags. Then it reads the
-//! contributions, a part at a time, and reduces them in the same order, so to the same bits. The result goes into memory
-//! of its own, because the reducers may write to the other at any time.
+//! in that rank's memory, until all are there. Where hosts share a round, every rank has the tags. Then the rank reads
+//! the contributions, a part at a time, and reduces them in the same order, so the result has the same bits. The result
+//! goes into the rank's own memory, because the reducers may write to the other memory at any time.
 
 use super::super::context::Context;
 use super::super::cut::Cut;
@@ -18,35 +18,35 @@ use crate::fabric::Atomic;
 use crate::fault::Fault;
 use crate::reduce::Place;
 
-/// How much longer the reducers are waited for in the end than at first.
+/// The factor by which the wait for the reducers grows at most.
 const MOST_PAUSE: Time = 64;
 
-/// How far a rank is with its fallback reads.
+/// How far a rank has come with its fallback reads.
 #[derive(Clone, Debug, Hash)]
 pub(super) struct Fallback {
     stage: FallbackStage,
     /// The round whose reducers have until `next_at`.
     awaited: u64,
-    /// When it asks next.
+    /// When this rank asks next.
     next_at: Time,
     pause: Time,
-    /// The cut of the round, as far as it knows.
+    /// The cut of the round, as far as this rank knows it.
     cut: Cut,
-    /// The rank that had not arrived when it asked last, and is asked first.
+    /// The rank that had not arrived when it was asked last, and that is asked first.
     lacking: Option<u32>,
-    /// The newest round that it has read.
+    /// The newest round that this rank has read.
     read: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum FallbackStage {
     Idle,
-    /// Of this rank the tag was asked for.
+    /// The tag of this rank was asked for.
     Asking {
         round: u64,
         rank: u32,
     },
-    /// Of a part of the data, some contributions are not here yet.
+    /// Some contributions to this part of the data are not here yet.
     Reading {
         round: u64,
         part: usize,
@@ -60,7 +60,7 @@ impl Fallback {
         Fallback { stage, awaited: 0, next_at: Time::MAX, pause: 0, cut, lacking: None, read: 0 }
     }
 
-    /// Makes the memory of its cut now.
+    /// Reserves the memory of the cut now.
     pub(super) fn reserve(&mut self) {
         self.cut.reserve();
     }
@@ -73,13 +73,13 @@ impl Fallback {
         self.read == round
     }
 
-    /// When the reducers of the round that this rank needs have had their time.
+    /// Returns when the time of the reducers of the round that this rank needs is over.
     pub(super) fn next_timer(&self, needed: Option<u64>) -> Option<Time> {
         let waits = self.is_idle() && needed == Some(self.awaited);
         waits.then_some(self.next_at)
     }
 
-    /// Whether it waits for a rank; nothing while it waits for the reducers.
+    /// Returns whether this rank waits for `rank`; `None` while it waits for the reducers.
     pub(super) fn waits_for(&self, rank: u32, cx: &Context) -> Option<bool> {
         match self.stage {
             FallbackStage::Asking { rank: asked, .. } => Some(rank == asked),
@@ -88,8 +88,8 @@ impl Fallback {
         }
     }
 
-    /// Begins, once the reducers of the round that this rank needs have had their time. `own`: its entry in the next
-    /// round, if it has arrived for it.
+    /// Begins once the time of the reducers of the round that this rank needs is over. `own`: this rank's entry in the
+    /// next round, if it has arrived for it.
     pub(super) fn step(&mut self, needed: Option<u64>, own: Option<Entry>, cx: &mut Context) {
         let Some(round) = needed.filter(|_| self.is_idle()) else { return };
         if self.awaited != round {
@@ -123,7 +123,7 @@ impl Fallback {
         cx.outbox.atomic(cx.plan.host_of(rank), cell, Atomic::FetchAdd(0), Token::Look);
     }
 
-    /// Asks for the tag of the next rank; behind the last one reads what they all contributed.
+    /// Asks for the tag of the next rank; after the last one, reads all contributions.
     fn ask_from(&mut self, first: u32, own: Option<Entry>, cx: &mut Context) {
         let Some(own) = own else { return };
         let mut next = cx.ledger.active().next(first);
@@ -137,7 +137,7 @@ impl Fallback {
         }
     }
 
-    /// Reads a part of all contributions; behind the last one the round is complete.
+    /// Reads a part of all contributions; after the last one the round is complete.
     fn read_parts(&mut self, round: u64, first: usize, cx: &mut Context) {
         for part in first..cx.plan.parts() {
             if cx.outbox.read_from_elsewhere(&cx.plan, cx.plan.contributions(&self.cut), cx.plan.part_span(part)) {
@@ -149,10 +149,10 @@ impl Fallback {
         self.complete(round, cx);
     }
 
-    /// A tag that was asked for, or a contribution that was read.
+    /// Takes a tag that was asked for, or a contribution that was read.
     pub(super) fn answered(&mut self, value: u64, needed: Option<u64>, own: Option<Entry>, cx: &mut Context) {
         match self.stage {
-            // The reducer has told of it meanwhile.
+            // The reducer has announced the round meanwhile.
             FallbackStage::Asking { round, .. } if round != cx.ledger.open() => self.stage = FallbackStage::Idle,
             FallbackStage::Asking { round, rank } => {
                 let tag = Tag::from_cell(value);
@@ -171,7 +171,7 @@ impl Fallback {
             FallbackStage::Reading { .. } if cx.outbox.has(Counted::Read) => {}
             FallbackStage::Reading { round, part } => {
                 self.stage = FallbackStage::Idle;
-                // Meanwhile the reducers may have told of the round.
+                // The reducers may have announced the round meanwhile.
                 if needed == Some(round) {
                     self.combine(part, cx);
                     self.read_parts(round, part + 1, cx);
@@ -181,7 +181,7 @@ impl Fallback {
         }
     }
 
-    /// Reduces a part of what was read.
+    /// Reduces a part of the contributions that were read.
     fn combine(&self, part: usize, cx: &mut Context) {
         let (plan, outbox) = (&cx.plan, &mut cx.outbox);
         let read = |_, number| Place::Staged(number * plan.staging_row());

@@ -1,5 +1,5 @@
-//! How contributions become an outcome where it is wanted: reducers, segments that waiting ranks claim, or the program
-//! that also agrees.
+//! How contributions become an outcome on every host that needs it: reducers, segments that waiting ranks claim, or the
+//! program that also decides the cut.
 
 mod fallback;
 mod reducers;
@@ -19,7 +19,7 @@ use crate::rule::MovementBy;
 pub(super) use reducers::Reducers;
 pub(super) use segments::{Segments, fill, lack};
 
-/// This rank's part in moving.
+/// This rank's part in the movement of data.
 #[derive(Clone, Debug, Hash)]
 pub(super) enum Movement {
     /// Every rank reduces for itself.
@@ -32,7 +32,8 @@ pub(super) enum Movement {
 }
 
 /// Reduces `len` bytes of the contributions of a cut, from byte `from` on, into an outcome that begins at `outcome`.
-/// `elsewhere` says where those of other hosts are here from that byte on, each by its entry and its number in the cut.
+/// `elsewhere` returns the local copy, from that byte on, of a contribution of another host, given its entry and its
+/// number in the cut.
 #[inline]
 pub(super) fn combine(
     round: Option<u64>,
@@ -51,7 +52,7 @@ pub(super) fn combine(
     outbox.combine(round, inputs, (outcome + from, len));
 }
 
-/// Reduces all contributions to a round whose cut is known, where each host has them all.
+/// Reduces all contributions to a round whose cut is known, where each host has all of them.
 pub(super) fn combine_what_was_pushed(round: u64, cx: &mut Context) {
     let Context { plan, ledger, outbox, .. } = cx;
     let pushed = |entry: Entry, _| Place::Here(plan.pushed(entry.rank, entry.buffer, round));
@@ -69,7 +70,7 @@ impl Movement {
         }
     }
 
-    /// Makes now the memory that rounds need.
+    /// Reserves now the memory that rounds need.
     pub(super) fn reserve(&mut self) {
         if let Movement::Reducers(reducers) = self {
             reducers.reserve();
@@ -86,7 +87,7 @@ impl Movement {
         if let Movement::Segments(segments) = self { Some(segments) } else { None }
     }
 
-    /// Where the outcome of the newest round lies in the data region of this rank's host.
+    /// Returns the offset of the newest round's outcome in the data region of this rank's host.
     #[inline]
     pub(super) fn outcome_at(&self, round: u64, plan: &Plan) -> usize {
         match self {
@@ -98,14 +99,14 @@ impl Movement {
         }
     }
 
-    /// Whether this rank may arrive for `round`, as far as what it has moved itself goes: that has landed for the last
-    /// time, or is where no other rank writes. Only of synchronous rounds.
+    /// Returns whether this rank may arrive for `round`, as far as the data that it moved itself is concerned: the
+    /// writes have completed, or went where no other rank writes. Only synchronous rounds ask this.
     pub(super) fn has_settled(&self, round: u64, cx: &Context) -> bool {
         let landed = !cx.outbox.has(Counted::Push) || cx.plan.topology.is_one_host();
         landed && if let Movement::Reducers(reducers) = self { reducers.has_settled(round, cx) } else { true }
     }
 
-    /// Synchronous: makes ready for a round, before this rank shows that it has arrived for it.
+    /// Synchronous: prepares for a round, before this rank shows that it has arrived for it.
     pub(super) fn enter(&mut self, round: u64, cx: &mut Context) {
         match self {
             Movement::Reducers(reducers) => reducers.enter(round, cx),
@@ -114,8 +115,8 @@ impl Movement {
         }
     }
 
-    /// Shows what a buffer holds to every rank elsewhere that has to see it: the data, if it is pushed, lands before its
-    /// tag, a cell and its value.
+    /// Publishes what a buffer holds to every rank on another host that has to see it. Pushed data lands before its
+    /// tag, which is a cell and its value.
     pub(super) fn show_elsewhere(
         &mut self,
         round: u64,
@@ -138,7 +139,8 @@ impl Movement {
         }
     }
 
-    /// A synchronous round has fired. Whether this rank, the one reducer, wakes those that wait for it.
+    /// Notes that a synchronous round has fired. Returns whether this rank is the one reducer, and so wakes the ranks
+    /// that wait for it.
     pub(super) fn fired(&mut self, round: u64, cx: &mut Context) -> bool {
         match self {
             Movement::Everyone => combine_what_was_pushed(round, cx),
@@ -151,20 +153,20 @@ impl Movement {
         false
     }
 
-    /// Whether the outcome of the oldest round that fired and has not landed is complete on this host.
+    /// Returns whether the outcome of the oldest round that fired and has not landed is complete on this host.
     #[inline(never)]
     pub(super) fn has_landed(&mut self, round: u64, cx: &mut Context, cells: &impl Cells) -> bool {
         match self {
-            // What this rank reduces for itself was done by the operation before this poll.
+            // The operation before this poll has reduced what this rank reduces for itself.
             Movement::Everyone => cx.outbox.is_empty(),
             Movement::Reducers(reducers) => cx.outbox.is_empty() && reducers.has_landed(round, &cx.plan, cells),
             Movement::Segments(segments) => segments.has_landed(round, cx, cells),
-            // The record says so.
+            // The record shows it.
             Movement::Initiator | Movement::Program => true,
         }
     }
 
-    /// That round has landed.
+    /// Notes that this round has landed.
     #[inline]
     pub(super) fn land(&mut self, cx: &mut Context) {
         if let Movement::Segments(segments) = self {
@@ -172,7 +174,7 @@ impl Movement {
         }
     }
 
-    /// Does what can be done now.
+    /// Does everything that can be done now.
     #[inline]
     pub(super) fn step(&mut self, effort: Effort, cx: &mut Context, cells: &impl Cells) {
         match self {
@@ -193,7 +195,7 @@ impl Movement {
         }
     }
 
-    /// Whether no rank waits for something that this rank has claimed.
+    /// Returns whether no rank waits for something that this rank has claimed.
     #[inline]
     pub(super) fn has_nothing_pending(&self) -> bool {
         if let Movement::Segments(segments) = self { segments.has_nothing_pending() } else { true }

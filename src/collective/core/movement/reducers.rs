@@ -1,7 +1,7 @@
-//! Elected reducers: the lowest active rank of all sums a round, or that of each host its host's share. Each hands what
-//! it has summed to every host with an active rank (`docs/how-a-round-runs.md` compares the ways).
+//! Elected reducers: the lowest active rank of all sums a round, or the lowest active rank of each host sums its host's
+//! share. Each reducer hands its sums to every host with an active rank (`docs/how-a-round-runs.md` compares the ways).
 //!
-//! Such a rank has arrived like all others, and may be computing now: see [`super::fallback`].
+//! A reducer has arrived like all other ranks, and may be computing now: see [`super::fallback`].
 
 use std::hash::{Hash, Hasher};
 
@@ -19,37 +19,37 @@ use crate::rank_set::RankSet;
 use crate::reduce::Place;
 use crate::rule::MovementBy;
 
-/// The ranks that reduce the round that this rank arrived for last.
+/// The ranks that reduce the round for which this rank arrived last.
 #[derive(Clone, Debug)]
 pub(crate) struct Reducers {
-    /// Each host has a reducer, for its share of the data; if not, one reduces all.
+    /// Each host has a reducer for its share of the data; otherwise one rank reduces all of it.
     has_shares: bool,
     /// The lowest active rank of each host that has one, by host.
     leads: Vec<u32>,
     /// The index of this rank's host among them.
     own: usize,
-    /// The index of the one reducer; nothing where each of them is one.
+    /// The index of the only reducer; `None` where each of them is one.
     only: Option<usize>,
-    /// The first round with this number of them, and so with the same shares.
+    /// The first round with this number of hosts, and so with the same shares.
     since: u64,
-    /// Where shares are received for the round, and where they were for the round before.
+    /// The row that receives the shares of the round, and the row of the round before.
     rows: [u64; 2],
-    /// The newest round that this rank, elected, has reduced.
+    /// The newest round that this rank has reduced as an elected reducer.
     handed: u64,
-    /// The tag that this rank showed last: that of its arrival.
+    /// The tag that this rank published last: that of its arrival.
     shown: Tag,
     fallback: Fallback,
 }
 
 impl Hash for Reducers {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        // What was shown matters while its round is open, and the arrival's own state says it then.
+        // The published tag matters while its round is open, and then the arrival's own state contains it.
         (self.since, self.rows, self.handed, &self.fallback).hash(state);
     }
 }
 
-/// What a reducer says when its share of a round's outcome is in place, and whether there is no more to know:
-/// every active rank takes part, with weight 1.
+/// Returns the value by which a reducer announces its share of a round's outcome. `plain`: there is nothing else to
+/// know, because every active rank takes part with weight 1.
 fn reported(round: u64, plain: bool) -> u64 {
     round << 1 | u64::from(plain)
 }
@@ -69,13 +69,13 @@ impl Reducers {
         }
     }
 
-    /// Whether only the reducer sees which ranks have arrived, and tells the others of the cut.
+    /// Returns whether only the reducer sees which ranks have arrived, and announces the cut to the others.
     pub(crate) fn tells_cuts(&self) -> bool {
         !self.has_shares
     }
 
-    /// Finds out which ranks reduce the round that is being entered: all find the same, since all know which
-    /// ranks are active.
+    /// Determines the ranks that reduce the round that this rank enters. All ranks find the same reducers, since all
+    /// know which ranks are active.
     pub(super) fn enter(&mut self, round: u64, cx: &mut Context) {
         if self.leads.is_empty() || !cx.ledger.leavers().is_empty() {
             let before = self.since;
@@ -106,60 +106,60 @@ impl Reducers {
         }
     }
 
-    /// Chooses where the shares for a round are received, alike on every rank.
+    /// Chooses the row that receives the shares of a round, alike on every rank.
     ///
     /// A sender's write may land once more until it completes. A rank that arrives for round r has seen every other
-    /// rank arrive for r - 1, and a rank does that when its writes for r - 3 and earlier have completed. Its
-    /// writes for r - 2 may still land: in its own part of a row only, which no other rank writes to while shares
-    /// stay as they are. When they have changed, that part may be another rank's, so the row is the one
-    /// that neither r - 1 nor r - 2 used. Else two rows in turn will do, and stay in a cache.
+    /// rank arrive for r - 1, and a rank does that when its writes for r - 3 and earlier have completed. Its writes for
+    /// r - 2 may still land, but only in its own part of a row, which no other rank writes to while shares stay the
+    /// same. After shares have changed, that part may be another rank's, so the row is the one that neither r - 1 nor r
+    /// - 2 used. Otherwise two rows in turn are enough, and stay in a cache.
     fn choose_row(&mut self, round: u64) {
         let [last, before] = self.rows;
         let rested = (0..RECEIVING_ROWS).find(|row| !self.rows.contains(row)).unwrap_or(before);
         self.rows = [if round >= self.since + 2 { before } else { rested }, last];
     }
 
-    /// The index of a host among those that have an active rank, or where it would be.
+    /// Returns the index of a host among those that have an active rank, or the index where it would be inserted.
     fn index_of(&self, plan: &Plan, host: u32) -> Result<usize, usize> {
         self.leads.binary_search_by_key(&host, |&lead| plan.host_of(lead))
     }
 
-    /// The elected, each with its index among the hosts that have an active rank.
+    /// Returns the elected ranks, each with its index among the hosts that have an active rank.
     fn iter(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
         let indices = self.only.map_or(0..self.leads.len(), |only| only..only + 1);
         indices.map(|index| (index, self.leads[index]))
     }
 
-    /// Whether this rank was elected.
+    /// Returns whether this rank was elected.
     pub(crate) fn reduces(&self, me: u32) -> bool {
         self.leads.get(self.only.unwrap_or(self.own)) == Some(&me)
     }
 
-    /// Whether another rank of this host is the one reducer.
+    /// Returns whether another rank of this host is the only reducer.
     pub(crate) fn has_reducer_beside(&self, plan: &Plan) -> bool {
         self.tells_cuts() && self.iter().any(|(index, reducer)| index == self.own && reducer != plan.me)
     }
 
-    /// Bytes of a round that the reducer at an index reduces: offset and length.
+    /// Returns the bytes of a round that the reducer at an index reduces: offset and length.
     fn span(&self, plan: &Plan, index: usize) -> (usize, usize) {
         if self.has_shares { plan.share_span(index, self.leads.len()) } else { (0, plan.bytes) }
     }
 
-    /// Whether this rank may arrive for `round`: nothing that it handed out may still be written where another
-    /// reducer would write then. Shares stay where they are until a host has no active rank left.
+    /// Returns whether this rank may arrive for `round`: nothing that it handed out may still be written where another
+    /// reducer would write then. Shares stay the same until a host has no active rank left.
     pub(super) fn has_settled(&self, round: u64, cx: &Context) -> bool {
         let steady = cx.ledger.leavers().is_empty() && round > self.since;
         steady || self.may_hand_out(cx)
     }
 
-    /// Whether what this rank has handed out has landed for the last time: the next goes to the same memory. Ranks
-    /// that arrive for the next round say that it has, unless a fallback read brought it to them.
+    /// Returns whether the writes of what this rank has handed out have completed: the next outcome goes to the same
+    /// memory. Arrivals for the next round show that, unless a fallback read brought the outcome to them.
     pub(crate) fn may_hand_out(&self, cx: &Context) -> bool {
         !cx.outbox.has(Counted::Outcome) || cx.plan.fault(Fault::HandOutEarly)
     }
 
-    /// Where on this rank's host the part of a contribution from another host lies that begins at byte `from`. With
-    /// shares, the round is the one that this rank entered last.
+    /// Returns the offset, on this rank's host, of the part of another host's contribution that begins at byte `from`.
+    /// With shares, the round is the one that this rank entered last.
     pub(super) fn pushed(&self, plan: &Plan, entry: Entry, round: u64, from: usize) -> usize {
         if !self.has_shares {
             return plan.pushed(entry.rank, entry.buffer, round) + from;
@@ -168,7 +168,7 @@ impl Reducers {
         plan.received(entry.rank, self.rows[0], (index, self.leads.len()))
     }
 
-    /// Hands a contribution to the elected, each its part, and its tag after it.
+    /// Hands each elected rank its part of a contribution, and the tag after it.
     pub(super) fn show(
         &mut self,
         round: u64,
@@ -190,7 +190,7 @@ impl Reducers {
         }
     }
 
-    /// Learns the cut of a round from its reducer; whether that has told of it.
+    /// Learns the cut of a round from its reducer; returns whether the reducer has announced it.
     pub(crate) fn learn(&self, round: u64, cx: &mut Context, cells: &impl Cells) -> bool {
         let Some((_, reducer)) = self.iter().next() else { return false };
         let found = cells.load(cx.plan.reported(reducer, round));
@@ -203,12 +203,12 @@ impl Reducers {
         true
     }
 
-    /// Whether a round that fired is complete here, all operations having been carried out.
+    /// Returns whether a fired round is complete here, after all operations have been carried out.
     pub(super) fn has_landed(&self, round: u64, plan: &Plan, cells: &impl Cells) -> bool {
         !self.has_shares || self.has_read(round) || self.has_every_share(round, plan, cells)
     }
 
-    /// Reducers whose share of a round that has fired is not here.
+    /// Returns the reducers whose share of a fired round is not here.
     fn silent(&self, round: u64, plan: &Plan, cells: &impl Cells) -> impl Iterator<Item = u32> {
         let silent = move |&(index, reducer): &(usize, u32)| {
             self.span(plan, index).1 > 0 && cells.load(plan.reported(reducer, round)) != reported(round, true)
@@ -216,18 +216,18 @@ impl Reducers {
         self.iter().filter(silent).map(|(_, reducer)| reducer)
     }
 
-    /// Whether all of a round's outcome is here.
+    /// Returns whether all of a round's outcome is here.
     fn has_every_share(&self, round: u64, plan: &Plan, cells: &impl Cells) -> bool {
         let mut silent = self.silent(round, plan, cells);
         let early = plan.fault(Fault::TakeIncomplete);
         silent.next().is_none_or(|_| early && silent.next().is_none())
     }
 
-    /// Reduces this rank's share, when it is due: with any effort, as no other rank does it before long. With some, reads
-    /// what the reducers take too long for.
+    /// Reduces this rank's share when it is due, with any effort, because no other rank does that soon. With some
+    /// effort, reads the contributions if the reducers take too long.
     #[inline(never)]
     pub(super) fn step(&mut self, effort: Effort, cx: &mut Context) {
-        // Also of a round that this rank has read meanwhile: others may not have.
+        // This rank hands out even a round that it has read meanwhile, because others may not have read it.
         let fired = cx.ledger.fired();
         let is_due = self.has_shares && cx.ledger.taken() < fired && self.handed < fired;
         if is_due && self.reduces(cx.plan.me) && self.may_hand_out(cx) {
@@ -238,7 +238,7 @@ impl Reducers {
         }
     }
 
-    /// Reduces, and tells all that take part.
+    /// Reduces a round, and notifies all ranks that take part.
     pub(super) fn hand_out(&mut self, round: u64, cx: &mut Context) {
         self.handed = round;
         let Context { plan, ledger, outbox, stats, .. } = cx;
@@ -270,7 +270,7 @@ impl Reducers {
         }
     }
 
-    /// The round for which this rank depends on reducers that were elected.
+    /// Returns the round for which this rank depends on elected reducers.
     fn needed(&self, cx: &Context) -> Option<u64> {
         let fired = cx.ledger.fired();
         if self.has_shares {
@@ -279,43 +279,43 @@ impl Reducers {
         (self.own_entry(cx).is_some() && !self.reduces(cx.plan.me)).then_some(cx.ledger.open())
     }
 
-    /// A tag that was asked for, or a contribution that was read.
+    /// Takes a tag that was asked for, or a contribution that was read.
     pub(super) fn answered(&mut self, value: u64, cx: &mut Context) {
         self.fallback.answered(value, self.needed(cx), self.own_entry(cx), cx);
     }
 
-    /// This rank's entry in the next round, if it has arrived for that.
+    /// Returns this rank's entry in the next round, if it has arrived for that round.
     fn own_entry(&self, Context { plan, ledger, .. }: &Context) -> Option<Entry> {
         (self.shown.target == ledger.open()).then(|| self.shown.entry(plan.me))
     }
 
-    /// Makes now what a fallback read needs.
+    /// Reserves now the memory that a fallback read needs.
     pub(super) fn reserve(&mut self) {
         self.fallback.reserve();
     }
 
-    /// When a fallback read goes on.
+    /// Returns when a fallback read continues.
     pub(crate) fn next_timer(&self, cx: &Context) -> Option<Time> {
         self.fallback.next_timer(self.needed(cx))
     }
 
-    /// Whether no fallback read is in progress.
+    /// Returns whether no fallback read is in progress.
     pub(crate) fn is_idle(&self) -> bool {
         self.fallback.is_idle()
     }
 
-    /// Whether a fallback read brought a round.
+    /// Returns whether a fallback read brought a round.
     pub(super) fn has_read(&self, round: u64) -> bool {
         self.fallback.has_read(round)
     }
 
-    /// Whether this rank, to which the reducer tells cuts, waits for a rank: for the one that has to answer a fallback
-    /// read or had not arrived when it was last asked, otherwise for the reducer.
+    /// Returns whether this rank, which learns cuts from the reducer, waits for `rank`: for a rank that must answer a
+    /// fallback read or had not arrived when it was last asked, otherwise for the reducer.
     pub(crate) fn waits_for(&self, rank: u32, cx: &Context) -> bool {
         self.fallback.waits_for(rank, cx).unwrap_or_else(|| self.iter().any(|(_, reducer)| reducer == rank))
     }
 
-    /// The reducers without whose shares the newest round has not landed.
+    /// Adds the reducers without whose shares the newest round cannot land.
     pub(crate) fn missing(&self, Context { plan, ledger, .. }: &Context, cells: &impl Cells, missing: &mut RankSet) {
         let fired = ledger.fired();
         if self.has_shares && fired > ledger.landed() {

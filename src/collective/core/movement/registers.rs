@@ -1,17 +1,17 @@
 //! Models that move. Each rank has a *register*, which holds its model; a contribution is an update of it.
 //!
-//! In a round, the groups of a [`Group`](crate::group::Group) average the registers of their members and add the updates
-//! of those that contributed. Every member has the result in its register then, an absent one, too. So no model is ever
-//! stale, and every update enters once: the sum over all registers after a round is the sum before it and the updates of
-//! its cut. A group to which no member contributed leaves its registers as they are.
+//! In a round, the groups of a [`Group`](crate::group::Group) average the registers of their members and add the
+//! updates of those that contributed. Then every member, even an absent one, has the result in its register. So no
+//! model is ever stale, and every update enters once: the sum over all registers after a round is the sum before it
+//! plus the updates of its cut. A group to which no member contributed leaves its registers unchanged.
 //!
-//! The groups of a round, and which of them move, follow from its cut and from the ranks that are active in it. All
-//! ranks know these, so they know where each register lies: how often it was written says at which of its offsets it is
-//! (`Plan::register`). A round has landed when all its groups have: any rank may have to read any register for the next
-//! one.
+//! The cut of a round and the ranks that are active in it determine its groups and which of them move. All ranks know
+//! these, so they know where each register lies: the number of times that it was written determines its offset
+//! (`Plan::register`). A round has landed when all its groups have landed, because any rank may have to read any
+//! register for the next one.
 //!
-//! Under [`Absent::Hold`] contributions are models. A group averages the newest one of each member, from the round in
-//! which that entered until the next one does; and what lies in registers is not read. Three buffers are enough: when a
+//! Under [`Absent::Hold`] contributions are models. A group averages the newest contribution of each member, from the
+//! round in which it entered until the next one enters; the registers are not read. Three buffers are enough: once a
 //! contribution has entered a round that landed, no later round reads the one before.
 
 use std::fmt;
@@ -28,22 +28,22 @@ use crate::rank_set::RankSet;
 use crate::reduce::Place;
 use crate::rule::Absent;
 
-/// What a rank knows of the registers of all.
+/// What a rank knows about the registers of all ranks.
 #[derive(Clone, Hash)]
 pub(crate) struct Registers {
-    /// How ranks are divided; nothing if all average.
+    /// How ranks are divided; `None` if all average.
     butterfly: Option<Butterfly>,
-    /// The round whose groups these are: the oldest that has not landed, or the one that landed last.
+    /// The round whose groups these are: the oldest round that has not landed, or the one that landed last.
     round: u64,
     /// The members of the groups that move in it, ascending in each group, and where each group ends.
     members: Vec<u32>,
     ends: Vec<usize>,
-    /// How often the register of each rank was written, up to the round that landed last. Where all ranks average, there
-    /// is one count for all.
+    /// How often the register of each rank was written, up to the round that landed last. Where all ranks average, all
+    /// have one count.
     written: Vec<u64>,
-    /// By slot: what the count of segments of this host shows when all rounds that used the slot have landed.
+    /// By slot: the value of this host's count of segments when all rounds that used the slot have landed.
     counts: Vec<u64>,
-    /// By slot: the offset of the own register after a round that landed.
+    /// By slot: the offset of this rank's register after a round that landed.
     offsets: Vec<usize>,
     /// The ranks that contributed to the round.
     contributors: RankSet,
@@ -59,7 +59,7 @@ impl fmt::Debug for Registers {
 }
 
 impl Registers {
-    /// Nothing if ranks have no registers.
+    /// Returns `None` if ranks have no registers.
     pub(super) fn new(plan: &Plan) -> Option<Box<Self>> {
         let (butterfly, slots) = (plan.butterfly(), plan.slots() as usize);
         let ranks = plan.ranks as usize;
@@ -79,7 +79,7 @@ impl Registers {
         plan.has_memory().then(registers)
     }
 
-    /// Finds the groups that move in a round, which is the next one to land.
+    /// Finds the groups that move in a round, the next one to land.
     pub(super) fn begin(&mut self, round: u64, cx: &mut Context) {
         if self.round == round {
             return;
@@ -119,23 +119,23 @@ impl Registers {
         }
     }
 
-    /// The number of groups that move in the round.
+    /// Returns the number of groups that move in the round.
     pub(super) fn groups(&self) -> u64 {
         self.ends.len() as u64
     }
 
-    /// Where a group begins among all members.
+    /// Returns where a group begins among all members.
     fn first(&self, group: usize) -> usize {
         group.checked_sub(1).map_or(0, |before| self.ends[before])
     }
 
-    /// The members of a group, ascending.
+    /// Returns the members of a group, ascending.
     fn members(&self, group: usize) -> &[u32] {
         &self.members[self.first(group)..self.ends[group]]
     }
 
-    /// Of the `segments` of each group, the first that a rank should move: one of its own group, if that moves, and not
-    /// the same as other members.
+    /// Returns the first segment that a rank should move, where each group has `segments` segments: one of its own
+    /// group, if that group moves, and not the same as that of other members.
     pub(super) fn own_segment(&self, rank: u32, segments: u64) -> Option<u64> {
         let at = self.members.iter().position(|&member| member == rank)?;
         let group = self.ends.partition_point(|&end| end <= at);
@@ -147,21 +147,22 @@ impl Registers {
         self.written[if self.butterfly.is_some() { rank as usize } else { 0 }]
     }
 
-    /// Where on a host the new registers of a group are to lie.
+    /// Returns the offsets of a group's new registers on a host.
     pub(super) fn goals(&self, group: usize, host: u32, plan: &Plan) -> impl Iterator<Item = usize> {
         let most = if self.butterfly.is_some() { usize::MAX } else { 1 };
         let here = self.members(group).iter().filter(move |&&rank| plan.host_of(rank) == host);
         here.take(most).map(|&rank| plan.register(rank, self.count(rank) + 1))
     }
 
-    /// The registers that are averaged, each by its rank and with its place on that one's host, and then the updates.
+    /// Returns the number of registers to average, and the sources: first these registers, each with its rank and its
+    /// offset on that rank's host, then the updates.
     pub(super) fn sources<'a>(
         &'a self,
         group: usize,
         cut: &'a Cut,
         plan: &'a Plan,
     ) -> (usize, impl Iterator<Item = (u32, usize, Option<Entry>)> + 'a) {
-        // Where all ranks average, the register of this host is that of all.
+        // Where all ranks average, the register of this host serves all ranks.
         let alone = [plan.me];
         let (members, holds) = (self.members(group), !self.held.is_empty());
         let all = self.butterfly.is_none();
@@ -179,8 +180,8 @@ impl Registers {
         (models, registers.chain(updates))
     }
 
-    /// Averages `len` bytes of a group's registers, from byte `from` on, and adds the updates of its members. `read` says where
-    /// those are that were read from other hosts, by their number among all.
+    /// Averages `len` bytes of a group's registers, from byte `from` on, and adds the updates of its members. `read`
+    /// returns the location of a source that was read from another host, given its number among all sources.
     pub(super) fn average(
         &self,
         group: usize,
@@ -202,7 +203,7 @@ impl Registers {
         }
     }
 
-    /// How many ranks share the sum of a group.
+    /// Returns the number of ranks that share the sum of a group.
     fn divisor(&self, group: usize, plan: &Plan) -> u32 {
         let members = self.members(group);
         match plan.fault(Fault::WrongDivisor) {
@@ -211,12 +212,12 @@ impl Registers {
         }
     }
 
-    /// What the count of segments on this host shows when the round has landed.
+    /// Returns the value of this host's count of segments when the round has landed.
     pub(super) fn expected(&self, plan: &Plan) -> u64 {
         self.counts[plan.slot(self.round)] + self.groups() * plan.segments()
     }
 
-    /// The round has landed: the registers of the groups that moved are new.
+    /// Notes that the round has landed: the registers of the groups that moved are new.
     pub(super) fn land(&mut self, cx: &mut Context) {
         let plan = &cx.plan;
         let slot = plan.slot(self.round);
@@ -239,13 +240,13 @@ impl Registers {
         cx.stats.idle += u64::from(!self.members.contains(&plan.me));
     }
 
-    /// The offset of the own register after a round that has landed.
+    /// Returns the offset of this rank's register after a round that has landed.
     pub(super) fn offset(&self, round: u64, plan: &Plan) -> usize {
         self.offsets[plan.slot(round)]
     }
 }
 
-/// The buffer of the newest contribution of a rank in a cut.
+/// Returns the buffer of the newest contribution of a rank in a cut.
 fn newest(rank: u32, cut: &Cut) -> Option<u32> {
     cut.of(rank).filter(|entry| entry.part != Part::Leaving).last().map(|entry| entry.buffer)
 }

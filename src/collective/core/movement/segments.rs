@@ -1,13 +1,15 @@
-//! Segments: ranks that wait claim those of the oldest round that has not landed, reduce them and write them where they
-//! are wanted.
+//! Segments: waiting ranks claim segments of the oldest round that has not landed, reduce them and write them where
+//! they are needed.
 //!
-//! Where ranks share memory, a contribution may be handed in first and filled then. A caller that keeps its data
-//! elsewhere has to copy it, and large data that is copied whole has left the caches before it is reduced. So the data
-//! follows the arrival in *pieces* of some segments each. A cell beside the buffer's tag says how many are missing, and a
-//! segment is claimed when every rank has filled its piece. A rank that fills is inside a call and depends on no other.
+//! Where ranks share memory, a caller may hand in a contribution first and fill it afterwards. A caller that keeps its
+//! data elsewhere has to copy it, and large data that is copied as a whole has left the caches before it is reduced. So
+//! the data follows the arrival in *pieces* of some segments each. A cell beside the buffer's tag counts the missing
+//! pieces, and a segment is claimed when every rank has filled its piece. A rank that fills is inside a call and
+//! depends on no other rank.
 //!
-//! Where ranks have registers, each group that moves has all segments, and they are numbered group after group. The next
-//! round may read a register on any host. So a rank counts what it has moved when that has landed on all hosts.
+//! Where ranks have registers, each moving group has its own set of segments, numbered group after group. The next
+//! round may read a register on any host. So a rank counts the segments that it has moved when they have landed on all
+//! hosts.
 
 use super::super::context::Context;
 use super::super::input::Cells;
@@ -26,32 +28,32 @@ use crate::rule::AgreementBy;
 #[derive(Clone, Debug, Hash)]
 pub(crate) struct Segments {
     claims: Claims,
-    /// What they are segments of, where ranks have registers.
+    /// The registers whose segments are moved, where ranks have registers.
     registers: Option<Box<Registers>>,
 }
 
-/// What this rank has claimed of a round.
+/// What this rank has claimed in a round.
 #[derive(Clone, Debug, Default, Hash)]
 struct Claims {
     round: u64,
-    /// What the count of segments on this host shows when the round has landed.
+    /// The value of this host's count of segments when the round has landed.
     expected: u64,
-    /// Segments of the round: of all groups that move. A claim may be answered when the round has landed and other groups
-    /// move.
+    /// The segments of the round: of all groups that move. An answer to a claim may come when the round has landed and
+    /// other groups move.
     total: u64,
     /// The share that this rank claims from first.
     own: u64,
-    /// Shares that are known to be claimed to the end.
+    /// The number of shares that are known to be fully claimed.
     exhausted: u64,
     /// Segments moved and not yet counted as landed.
     batch: u64,
-    /// Every contribution is there, to the last segment.
+    /// Every contribution is filled, to the last segment.
     filled: bool,
     /// The piece that a rank has to fill before there is more to claim.
     awaited: Option<u64>,
-    /// Where no rank clears claims: what the cells of this round's claims have in their upper half.
+    /// Where no rank clears claims: the upper half of the cells of this round's claims.
     mark: u64,
-    /// What a cell of claims on another host held when it was asked last.
+    /// What a cell of claims on another host held when it was last read.
     found: u64,
     stage: ClaimStage,
 }
@@ -61,7 +63,7 @@ enum ClaimStage {
     #[default]
     Idle,
     Claiming {
-        /// What it believes the cell to hold; nothing if it takes the next ticket, whichever that is.
+        /// The value that this rank believes the cell to hold; `None` if it takes the next ticket, whichever that is.
         believed: Option<u64>,
         host: u32,
     },
@@ -69,18 +71,18 @@ enum ClaimStage {
     Reading {
         segment: u64,
     },
-    /// All is here, and the memory from which the result is sent is in use.
+    /// All contributions are here, but the memory from which the result is sent is in use.
     Waiting {
         segment: u64,
     },
     Counting,
 }
 
-/// The lower half of a cell of claims that are marked.
+/// The lower half of a marked cell of claims.
 const TICKETS: u64 = u32::MAX as u64;
 
-/// Where cuts are given, each rank sees by itself that a round fires, so no rank can clear the claims before. They are marked
-/// with the use of their slot, and claims of an older one count as none.
+/// Returns the mark of a round's claims. Where cuts are given, each rank sees by itself that a round fires, so no rank
+/// can clear the claims before. Claims are marked with the use of their slot, and claims of an older use do not count.
 fn mark_of(round: u64, plan: &Plan) -> u64 {
     match plan.agreement {
         AgreementBy::Given => (plan.uses(round) % TICKETS + 1) << u32::BITS,
@@ -89,7 +91,7 @@ fn mark_of(round: u64, plan: &Plan) -> u64 {
 }
 
 impl Claims {
-    /// How many tickets of this round are gone, by what a cell of its claims holds.
+    /// Returns the number of tickets of this round that are taken, given the contents of a cell of its claims.
     fn tickets(&self, found: u64) -> u64 {
         match self.mark {
             0 => found,
@@ -133,7 +135,7 @@ impl Segments {
         }
     }
 
-    /// Whether all segments of the oldest round that has not landed have landed on this host.
+    /// Returns whether all segments of the oldest round that has not landed have landed on this host.
     pub(super) fn has_landed(&mut self, round: u64, cx: &mut Context, cells: &impl Cells) -> bool {
         if let Some(registers) = &mut self.registers {
             registers.begin(round, cx);
@@ -141,7 +143,7 @@ impl Segments {
         cells.load(cx.plan.done(round)) >= self.expected(round, &cx.plan)
     }
 
-    /// What the count of segments on this host shows when that round has landed.
+    /// Returns the value of this host's count of segments when that round has landed.
     fn expected(&self, round: u64, plan: &Plan) -> u64 {
         match &self.registers {
             None => plan.segments_up_to(round),
@@ -149,12 +151,12 @@ impl Segments {
         }
     }
 
-    /// That round has landed.
+    /// Notes that this round has landed.
     pub(super) fn land(&mut self, cx: &mut Context) {
         if let Some(registers) = &mut self.registers {
             registers.land(cx);
             if registers.groups() == 0 {
-                // No rank moves a segment of it and wakes those that wait.
+                // No rank moves a segment of it, so none wakes the waiting ranks.
                 cx.outbox.wake(u32::MAX, Awaited::Outcome);
             }
         }
@@ -164,12 +166,12 @@ impl Segments {
         self.registers.as_deref()
     }
 
-    /// Segments of the round that moves next.
+    /// Returns the number of segments of the round that moves next.
     fn total(&self, plan: &Plan) -> u64 {
         plan.segments() * self.registers.as_ref().map_or(1, |registers| registers.groups())
     }
 
-    /// The group of a segment, and its place in that.
+    /// Returns the group of a segment, and its index in that group.
     fn place_of(segment: u64, plan: &Plan) -> (usize, u64) {
         ((segment / plan.segments()) as usize, segment % plan.segments())
     }
@@ -186,8 +188,8 @@ impl Segments {
         cx.outbox.atomic(host, cell, atomic, Token::Claim);
     }
 
-    /// Claims the next segment if every rank has filled it. No rank keeps a claim while it waits for
-    /// another one: it may have to leave the library.
+    /// Claims the next segment if every rank has filled it. No rank keeps a claim while it waits for another one,
+    /// because it may have to leave the library.
     fn claim_filled(&mut self, cx: &mut Context, cells: &impl Cells) {
         let share = self.share(cx);
         let found = cells.load(cx.plan.claim(self.claims.round, share));
@@ -208,7 +210,7 @@ impl Segments {
         }
     }
 
-    /// What the cell of the next claim holds, as far as this rank knows.
+    /// Returns the contents of the next claim's cell, as far as this rank knows.
     fn belief(&self, cx: &mut Context, cells: &impl Cells) -> u64 {
         if self.claim_host(cx) != cx.plan.host() {
             return self.claims.found;
@@ -216,7 +218,7 @@ impl Segments {
         cells.load(cx.plan.claim(self.claims.round, self.share(cx)))
     }
 
-    /// Says how many segments it moved since it last did.
+    /// Counts the segments that this rank has moved since it last counted them.
     pub(crate) fn count(&mut self, cx: &mut Context) {
         let Claims { round, batch, .. } = self.claims;
         if batch == 0 || self.claims.stage != ClaimStage::Idle {
@@ -235,13 +237,13 @@ impl Segments {
         cx.outbox.atomic(plan.host(), cell, Atomic::FetchAdd(batch), Token::Done);
     }
 
-    /// The share to claim from: the own one first, so that the same rank touches the same memory
+    /// Returns the share to claim from: first this rank's own share, so that the same rank touches the same memory
     /// round after round, then those of others.
     fn share(&self, Context { plan, .. }: &Context) -> u64 {
         (self.claims.own + self.claims.exhausted) % plan.shares()
     }
 
-    /// Of the round that moves next.
+    /// Returns this rank's own share of the round that moves next.
     fn own_share(&self, plan: &Plan) -> u64 {
         let of_group = self.registers.as_ref().and_then(|registers| registers.own_segment(plan.me, plan.segments()));
         match of_group {
@@ -288,7 +290,7 @@ impl Segments {
         }
     }
 
-    /// Reads what a segment needs from other hosts; whether there is anything to read.
+    /// Reads what a segment needs from other hosts; returns whether there is anything to read.
     fn read_from_elsewhere(&self, segment: u64, cx: &mut Context) -> bool {
         let (group, place) = Self::place_of(segment, &cx.plan);
         let (span, cut) = (cx.plan.segment_span(place), cx.ledger.cut(self.claims.round));
@@ -330,13 +332,13 @@ impl Segments {
         self.claims.stage = ClaimStage::Idle;
     }
 
-    /// Whether no member of a group is on this host.
+    /// Returns whether no member of a group is on this host.
     fn is_sent_on(&self, group: usize, Context { plan, .. }: &Context) -> bool {
         let registers = self.registers.as_ref();
         registers.is_some_and(|registers| registers.goals(group, plan.host(), plan).next().is_none())
     }
 
-    /// Writes a segment of the outcome to every other host that wants it.
+    /// Writes a segment of the outcome to every other host that needs it.
     fn land_elsewhere(&self, group: usize, place: u64, cx: &mut Context) {
         let (round, plan) = (self.claims.round, &cx.plan);
         let receivers = cx.ledger.active_in(round);
@@ -362,17 +364,17 @@ impl Segments {
         }
     }
 
-    /// Whether no rank waits for a segment of this rank, or to be woken by it.
+    /// Returns whether no rank waits for a segment of this rank, or to be woken by it.
     pub(crate) fn has_nothing_pending(&self) -> bool {
         self.claims.stage == ClaimStage::Idle && self.claims.batch == 0
     }
 
-    /// Whether it has said how many segments it moved.
+    /// Returns whether this rank has counted all segments that it moved.
     pub(crate) fn has_counted(&self) -> bool {
         self.claims.batch == 0
     }
 
-    /// The host that is asked for a segment.
+    /// Returns the host that is asked for a segment.
     pub(crate) fn asked(&self) -> Option<u32> {
         match self.claims.stage {
             ClaimStage::Claiming { host, .. } => Some(host),
@@ -380,12 +382,12 @@ impl Segments {
         }
     }
 
-    /// The piece of the round that some rank has to fill before there is more to move.
+    /// Returns the piece of the round that some rank has to fill before there is more to move.
     pub(crate) fn awaited(&self, cx: &Context) -> Option<u64> {
         self.claims.awaited.filter(|_| self.claims.round > cx.ledger.landed())
     }
 
-    /// The ranks that have to fill it.
+    /// Adds the ranks that have to fill that piece.
     pub(crate) fn unfilled(&self, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
         if let Some(piece) = self.awaited(cx) {
             lacking(self.claims.round, piece, cx, cells).for_each(|rank| missing.insert(rank));
@@ -393,8 +395,8 @@ impl Segments {
     }
 }
 
-/// Synchronous: clears the claims of a round, if they lie in this rank's memory. All took round `round - 1`, so no rank
-/// looks at what this slot held before; and none claims before it sees the tag that follows.
+/// Synchronous: clears the claims of a round, if they lie in this rank's memory. All ranks took round `round - 1`, so
+/// no rank reads what this slot held before; and no rank claims before it sees the tag that follows.
 pub(super) fn clear_claims(round: u64, cx: &mut Context) {
     if cx.ledger.home(round, &cx.plan) == cx.plan.me {
         let host = cx.plan.host();
@@ -403,13 +405,13 @@ pub(super) fn clear_claims(round: u64, cx: &mut Context) {
     }
 }
 
-/// Of this rank's contribution in a buffer, `pieces` pieces are not there. No rank looks at that before it learns of the
-/// arrival.
+/// Notes that `pieces` pieces of this rank's contribution in a buffer are not there. No rank reads that before it
+/// learns of the arrival.
 pub(crate) fn lack(buffer: u32, pieces: u64, plan: &Plan, outbox: &mut Outbox) {
     outbox.push(Op::Store { cell: plan.unfilled(plan.me, buffer), value: pieces });
 }
 
-/// The same after a piece was filled.
+/// Notes the same after a piece was filled, and wakes the ranks that wait for pieces.
 pub(crate) fn fill(buffer: u32, missing: u64, plan: &Plan, outbox: &mut Outbox) {
     lack(buffer, missing, plan, outbox);
     if !plan.fault(Fault::ForgetWakeForPieces) {
@@ -418,7 +420,7 @@ pub(crate) fn fill(buffer: u32, missing: u64, plan: &Plan, outbox: &mut Outbox) 
     }
 }
 
-/// The ranks whose contributions to a round lack a piece.
+/// Returns the ranks whose contributions to a round lack a piece.
 fn lacking<'a>(round: u64, piece: u64, cx: &'a Context, cells: &'a impl Cells) -> impl Iterator<Item = u32> + 'a {
     let Context { plan, ledger, .. } = cx;
     let there = plan.pieces() - piece;
@@ -428,7 +430,7 @@ fn lacking<'a>(round: u64, piece: u64, cx: &'a Context, cells: &'a impl Cells) -
     lacks.filter(move |_| waits).map(|entry| entry.rank)
 }
 
-/// Whether every contribution to a round is there.
+/// Returns whether every contribution to a round is filled.
 fn is_filled(round: u64, cx: &Context, cells: &impl Cells) -> bool {
     let pieces = cx.plan.pieces();
     pieces == 1 || lacking(round, pieces - 1, cx, cells).next().is_none()

@@ -1,7 +1,7 @@
-//! Where a rank keeps what it relays, in the data region of its host.
+//! The memory for relayed data, in the data region of a rank's host.
 //!
-//! Behind the contributions lie the outcomes, and then an area for each thing that a round's rows read or write, for
-//! some rounds in turn. In front of the data of each lies its label.
+//! The outcomes follow the contributions. After them comes an area for each buffer that a round's rows read or write,
+//! for several rounds in turn. The label of each area's data lies right in front of the data.
 
 use std::sync::Arc;
 
@@ -12,34 +12,35 @@ use crate::fabric::CACHE_LINE;
 use crate::rule::Schedule;
 use crate::trigger::{Buffer, Chunk};
 
-/// Rows of relayed data begin at multiples of this number of bytes, which cells have.
+/// Rows of relayed data begin at multiples of this number of bytes, the size of a cell.
 const ROW: usize = size_of::<u64>();
 
-/// Bytes of the label of one contribution.
+/// The bytes in the label of one contribution.
 const LEAST_LABEL: usize = 3 * ROW;
 
-/// Pieces of a chunk begin at such multiples.
+/// Pieces of a chunk begin at multiples of this number of bytes.
 const PIECE: usize = 64;
 
-/// Where areas begin. It is counted once, since each of them lies behind others.
+/// The offsets of areas. They are computed once, since each area lies after others.
 #[derive(Clone, Debug)]
 pub(super) struct Areas {
-    /// Outcomes that lie there at once: another rank writes some of them, so they take turns as areas do.
+    /// The number of outcomes that the memory holds at once. Another rank writes some of them, so they take turns as
+    /// areas do.
     outcomes: u64,
-    /// Where the data of the first one begins, and bytes from one to the next.
+    /// Where the data of the first outcome begins, and the bytes from one outcome to the next.
     outcomes_from: usize,
     outcome_bytes: usize,
-    /// Where the areas begin of rounds that take turns.
+    /// Where the areas of each of the rounds that take turns begin.
     rounds_from: [usize; RELAYED_ROUNDS as usize],
-    /// Where the data of each area of a round begins, from there on, and how many bytes there are to the cell that
-    /// announces it, if that lies right behind.
+    /// Where the data of each area of a round begins, counted from there, and the number of bytes to the cell that
+    /// announces the data, if that cell lies right after it.
     starts: Arc<[(usize, Option<usize>)]>,
-    /// Where all of it ends.
+    /// Where the last area ends.
     end: usize,
 }
 
 impl Areas {
-    /// Those that begin at an offset; nothing if they cannot be addressed.
+    /// Returns the areas that begin at an offset; `None` if they cannot be addressed.
     pub(super) fn of(plan: &Plan, first: usize) -> Option<Self> {
         let outcomes = plan.depth.max(RELAYED_ROUNDS);
         let (label, data) = plan.shape(Buffer::Outcome)?;
@@ -66,12 +67,12 @@ impl Areas {
 }
 
 impl Areas {
-    /// Where all of it ends.
+    /// Returns where the last area ends.
     pub(super) fn end(&self) -> usize {
         self.end
     }
 
-    /// The number of an area of a round; an outcome is none.
+    /// Returns the number of an area of a round; an outcome has none.
     fn number(&self, area: Buffer) -> Option<usize> {
         match area {
             Buffer::Contribution => Some(0),
@@ -83,35 +84,35 @@ impl Areas {
 }
 
 impl Plan {
-    /// The size of `bytes` bytes of a contribution, in the width in which sums are made; nothing if they cannot be addressed.
+    /// Returns the size of `bytes` bytes of a contribution in the width of sums; `None` if it cannot be addressed.
     fn widened(&self, bytes: usize) -> Option<usize> {
         bytes.checked_mul(self.wide_bytes.checked_div(self.bytes).unwrap_or(1))
     }
 
-    /// The size of `bytes` bytes of a contribution, in the width that a form of data has.
+    /// Returns the size of `bytes` bytes of a contribution in the width of a form of data.
     fn formed(&self, bytes: usize, form: Form) -> usize {
         if form == Form::Sum { self.widened(bytes).unwrap_or(usize::MAX) } else { bytes }
     }
 
-    /// Bytes of a part of relayed data: all its rows, one behind the other.
+    /// Returns the bytes of a part of relayed data: all its rows, one after the other.
     pub(crate) fn part_bytes(&self, part: Chunk, form: Form) -> usize {
         let row = self.formed(self.chunk_span(part).1, form);
         form.rows().checked_sub(1).map_or(0, |before| before * row.next_multiple_of(ROW) + row)
     }
 
-    /// How far behind the beginning of relayed data a row of a part lies. The data consists of `before`, if there is
-    /// such a part, and then of this one.
+    /// Returns the offset of a part's row from the beginning of relayed data. The data consists of `before`, if there
+    /// is such a part, followed by `part`.
     pub(crate) fn row_offset(&self, before: Option<Chunk>, part: Chunk, form: Form, row: usize) -> usize {
         let first = before.map_or(0, |before| self.part_bytes(before, form).next_multiple_of(ROW));
         first + row * self.formed(self.chunk_span(part).1, form).next_multiple_of(ROW)
     }
 
-    /// The same for what lies within that part: its beginning is so much further on.
+    /// Returns the offset of an inner chunk from the beginning of its part.
     pub(crate) fn within(&self, part: Chunk, inner: Chunk, form: Form) -> usize {
         self.formed(self.chunk_span(inner).0 - self.chunk_span(part).0, form)
     }
 
-    /// The most bytes of a contribution that a rank reduces at a level, if they can be addressed.
+    /// Returns the most bytes of a contribution that a rank reduces at a level, if they can be addressed.
     fn reach(&self, level: u32) -> Option<usize> {
         let divides = self.schedule == Schedule::Halving;
         let pieces = (1usize << self.ranks.ilog2()) >> level;
@@ -119,7 +120,7 @@ impl Plan {
         Some(if divides { most.min(self.bytes) } else { self.bytes })
     }
 
-    /// The most bytes of an area's label and of its data; nothing if they cannot be addressed.
+    /// Returns the most bytes of an area's label and of its data; `None` if they cannot be addressed.
     fn extent(&self, area: Buffer) -> Option<(usize, usize)> {
         let two_rows = |bytes: usize| bytes.checked_next_multiple_of(ROW)?.checked_mul(2);
         let wide = |bytes: usize| Some(self.widened(bytes)?.max(bytes));
@@ -127,7 +128,7 @@ impl Plan {
             Buffer::Contribution => (1, two_rows(self.bytes)?),
             // A level joins two halves, and at the first level each may be a pair of ranks.
             Buffer::Partial(level) => (2 << level.min(30), wide(self.reach(level)?)?),
-            // Of a rank that sends what it sealed, or of several.
+            // From a rank that sends what it sealed, or from several.
             Buffer::Inbox(level @ 0..=1) => {
                 let reach = self.reach(level)?;
                 (1 << level, wide(reach)?.max(two_rows(reach)?))
@@ -138,15 +139,16 @@ impl Plan {
         Some((most_cells(ranks.min(self.ranks)) * size_of::<u64>(), data))
     }
 
-    /// Bytes from the beginning of an inbox's data to the cell that announces it, if the data is so small that one cache
-    /// line can hold it with a label and this cell: a network writes them at once.
+    /// Returns the bytes from the beginning of an inbox's data to the cell that announces it, if the data is so small
+    /// that one cache line can hold it with a label and this cell. A network writes the line at once.
     fn packed(&self, area: Buffer) -> Option<Option<usize>> {
         let width = self.extent(area)?.1.checked_next_multiple_of(ROW)?;
         let packs = matches!(area, Buffer::Inbox(_)) && LEAST_LABEL + width + ROW <= CACHE_LINE;
         Some(packs.then_some(width))
     }
 
-    /// Bytes of an area, for its label and for its data with the cell behind it; nothing if they cannot be addressed.
+    /// Returns the bytes of an area for its label, and for its data with the cell after it; `None` if they cannot be
+    /// addressed.
     pub(super) fn shape(&self, area: Buffer) -> Option<(usize, usize)> {
         let (label, data) = self.extent(area)?;
         Some(match self.packed(area)? {
@@ -156,16 +158,16 @@ impl Plan {
         })
     }
 
-    /// The areas of a round, in their order in memory.
+    /// Returns the areas of a round, in their order in memory.
     pub(super) fn round_areas(&self) -> impl Iterator<Item = Buffer> + use<> {
-        // The sum of the last level is the outcome. When ranks have left, there are as many levels or fewer.
+        // The sum of the last level is the outcome. After ranks have left, there are as many levels or fewer.
         let last = self.ranks.ilog2();
         let levels = (0..last).flat_map(|level| [Buffer::Inbox(level), Buffer::Partial(level)]);
         std::iter::once(Buffer::Contribution).chain(levels).chain([Buffer::Inbox(last)])
     }
 
-    /// Where the data of an area begins that a round uses. All of it can be addressed: that was checked when the plan
-    /// was made.
+    /// Returns where the data of a round's area begins. All of it can be addressed, as was checked when the plan was
+    /// made.
     pub(crate) fn area(&self, area: Buffer, round: u64) -> usize {
         let areas = self.areas();
         match areas.number(area) {
@@ -174,14 +176,14 @@ impl Plan {
         }
     }
 
-    /// The cell that announces what lies in an area in a round, if that is right behind its data.
+    /// Returns the cell that announces the data of an area in a round, if it lies right after the data.
     pub(super) fn cell_behind(&self, area: Buffer, round: u64) -> Option<usize> {
         let width = self.packed_width(area)?;
         Some(self.cell_of_data(self.area(area, round) + width))
     }
 
-    /// The bytes to write to an area, where the data has `data` and the label before it `label` bytes: all of them up to
-    /// the cell that announces it, if one write brings that cell, too.
+    /// Returns the number of bytes to write to an area for `data` bytes of data and `label` bytes of label before them.
+    /// If one write also brings the cell that announces the data, these are all bytes up to that cell.
     pub(crate) fn written_bytes(&self, area: Buffer, label: usize, data: usize) -> usize {
         let width = self.packed_width(area).filter(|width| label + width + ROW <= CACHE_LINE);
         label + width.unwrap_or(data)
@@ -189,7 +191,7 @@ impl Plan {
 
     fn packed_width(&self, area: Buffer) -> Option<usize> {
         let areas = self.areas();
-        // A level that these ranks do not have has no area.
+        // A level that these ranks do not use has no area.
         areas.starts.get(areas.number(area)?)?.1
     }
 

@@ -1,7 +1,7 @@
 //! The control region: 64-bit cells, laid out alike on every host.
 //!
 //! ```text
-//! rank lines     a line for each rank: tags, the newest round released, rounds told, pieces missing
+//! rank lines     a line for each rank: tags, the newest round released, rounds reported, pieces missing
 //! slots          one for each round of the ring:
 //!                  words and tags      words | ticket | claims | done | record
 //!                  a program's gates   the cells of its layout
@@ -19,7 +19,7 @@ use crate::trigger::{Buffer, InputCells};
 
 const CELL: usize = size_of::<u64>();
 
-/// The cells of a rank, from the beginning of its line.
+/// The cells of a rank, counted from the beginning of its line.
 mod rank_line {
     use super::{BUFFERS, LINE};
 
@@ -31,7 +31,7 @@ mod rank_line {
     pub(super) const REPORTED_SLOTS: usize = UNFILLED - REPORTED;
 }
 
-/// Numbers that follow from the terms. Each poll of a cell takes some of them, and to count them takes divisions.
+/// Numbers that follow from the terms. Each poll of a cell needs some of them, and computing them takes divisions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     slots: u64,
@@ -42,7 +42,7 @@ pub(super) struct Counts {
 impl Counts {
     pub(super) fn of(plan: &Plan) -> Self {
         let segments = plan.count_segments();
-        // Activations go out before the gate closes, which shows that what lies in areas may be written.
+        // Activations go out before the gate closes, and its closing shows that areas may be written.
         let least = if plan.agreement == AgreementBy::Relays { RELAYED_ROUNDS + 1 } else { 1 };
         Counts {
             slots: least.max(plan.depth + 1),
@@ -52,7 +52,7 @@ impl Counts {
     }
 }
 
-/// Where cells lie.
+/// The locations of cells.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ControlMap {
     /// The slots, in cells.
@@ -61,7 +61,7 @@ pub(super) struct ControlMap {
     tags: TagCells,
 }
 
-/// Where things lie in a slot, in cells from its beginning, where it starts with words.
+/// The locations of cells in a slot, counted in cells from its beginning, where its words lie.
 #[derive(Clone, Copy, Debug, Default)]
 struct SlotMap {
     ticket: usize,
@@ -70,7 +70,7 @@ struct SlotMap {
     done: usize,
     /// The round of the record.
     record: usize,
-    /// Where each rank's arrival is counted, where ranks relay.
+    /// Where each rank's arrival is counted, if ranks relay.
     arrivals: usize,
 }
 
@@ -101,19 +101,19 @@ struct TagCells {
 }
 
 impl TagCells {
-    /// `control` cells lie in the control region.
+    /// Locates the tags; the control region has `control` cells.
     fn of(plan: &Plan, control: usize) -> Self {
         let Some(before) = plan.packed_tag() else {
             return TagCells { first: rank_line::TAGS, by_rank: LINE, by_number: 1 };
         };
-        // Data that is pushed has a row of its own for each rank.
+        // Pushed data has a row of its own for each rank.
         let by_number = plan.data.contributions.stride() / CELL;
         TagCells { first: control + before / CELL, by_rank: BUFFERS as usize * by_number, by_number }
     }
 }
 
 impl ControlMap {
-    /// After the map of data, in which some cells lie.
+    /// Returns the map of cells. The map of data must exist before, because some cells lie in the data region.
     pub(super) fn of(plan: &Plan) -> Self {
         debug_assert!(
             !plan.elects_reducers() || rank_line::REPORTED_SLOTS as u64 >= plan.slots(),
@@ -125,10 +125,10 @@ impl ControlMap {
     }
 }
 
-/// Numbers of what there is.
+/// Numbers of slots, segments and other parts.
 impl Plan {
-    /// Control slots: one more than `depth`, because the initiator of round r readies the slot of
-    /// r + 1, and what a slot held before must have been released by all ranks.
+    /// Returns the number of control slots: one more than `depth`, because the initiator of round r prepares the slot
+    /// of r + 1, and all ranks must have released what that slot held before.
     #[inline]
     pub(crate) fn slots(&self) -> u64 {
         self.counts.slots
@@ -139,39 +139,39 @@ impl Plan {
         self.counts.segments
     }
 
-    /// Work-stealing shares of a round.
+    /// Returns the number of work-stealing shares of a round.
     #[inline]
     pub(crate) fn shares(&self) -> u64 {
         self.counts.shares
     }
 
-    /// The control slot of a round. Rounds count from 1.
+    /// Returns the control slot of a round. Rounds count from 1.
     pub(crate) fn slot(&self, round: u64) -> usize {
         slot_of(round, self.slots())
     }
 
-    /// How often the slot of `round` was used when `round` is over, `round` included.
+    /// Returns how often the slot of `round` was used when `round` is over, `round` included.
     pub(crate) fn uses(&self, round: u64) -> u64 {
         (round - 1) / self.slots() + 1
     }
 
-    /// Words that hold the cut of a round.
+    /// Returns the number of words that hold the cut of a round.
     pub(crate) fn words(&self) -> u32 {
         self.ranks.div_ceil(RANKS_PER_WORD)
     }
 
-    /// The cells in which a rank gets inputs from others.
+    /// Returns the cells in which a rank gets inputs from others.
     pub(crate) fn inputs(&self) -> InputCells {
         InputCells::of(self.ranks)
     }
 
-    /// Rounds for which activations and arrivals of a round may still land after it: their cells are not used again
-    /// before, and each of these rounds is counted apart.
+    /// Returns the number of later rounds during which a round's activations and arrivals may still land. Their cells
+    /// are not reused before, and each of these rounds is counted separately.
     pub(crate) fn signalled_rounds(&self) -> u64 {
         (self.slots() - 1).min(SIGNALLED_ROUNDS - 1)
     }
 
-    /// Cells of a control region.
+    /// Returns the number of cells in a control region.
     pub(crate) fn control_cells(&self) -> usize {
         self.control.slots.end()
     }
@@ -179,30 +179,30 @@ impl Plan {
 
 /// The cells of a rank.
 impl Plan {
-    /// The tag of a contribution. Where rounds are closed by tags there is one for each of the last rounds, so
-    /// that all know where to look; else one for each buffer.
+    /// Returns the cell of a contribution's tag. Where rounds are closed by tags there is one tag for each of the last
+    /// rounds, so that all ranks know which one to read; otherwise one for each buffer.
     #[inline]
     pub(crate) fn tag(&self, rank: u32, number: u32) -> usize {
         let TagCells { first, by_rank, by_number } = self.control.tags;
         first + rank as usize * by_rank + number as usize * by_number
     }
 
-    /// Where rounds are closed by tags: the tags of a round's contributions.
+    /// Where rounds are closed by tags: returns the number of the tags of a round's contributions.
     pub(crate) fn tag_of(round: u64) -> u32 {
         (round % u64::from(BUFFERS)) as u32
     }
 
-    /// The newest round that a rank has released.
+    /// Returns the cell of the newest round that a rank has released.
     pub(crate) fn released(&self, rank: u32) -> usize {
         rank as usize * LINE + rank_line::RELEASED
     }
 
-    /// The newest round of a slot of which a reducer has handed its share to this host.
+    /// Returns the cell of the newest round of a slot for which a reducer has handed its share to this host.
     pub(crate) fn reported(&self, reducer: u32, round: u64) -> usize {
         reducer as usize * LINE + rank_line::REPORTED + self.slot(round)
     }
 
-    /// How many pieces the contribution in a buffer lacks.
+    /// Returns the cell of the number of pieces that the contribution in a buffer lacks.
     pub(crate) fn unfilled(&self, rank: u32, buffer: u32) -> usize {
         rank as usize * LINE + rank_line::UNFILLED + buffer as usize
     }
@@ -227,7 +227,7 @@ impl Plan {
         self.in_slot(round, self.control.slot.claims + share as usize * LINE)
     }
 
-    /// Cells of a slot that must be zero before its round begins: words, ticket, claims.
+    /// Returns the number of cells that must be zero before a slot's round begins: words, ticket, claims.
     #[inline]
     pub(crate) fn home_cells(&self) -> usize {
         self.control.slot.done
@@ -237,12 +237,12 @@ impl Plan {
         self.in_slot(round, self.control.slot.done)
     }
 
-    /// Where a runner runs the program: the round once everything of it has run.
+    /// Where a runner runs the program: returns the cell that holds the round once all its operations have run.
     pub(crate) fn over(&self, round: u64) -> usize {
         self.done(round)
     }
 
-    /// The round of a record: written last, it makes the record valid.
+    /// Returns the cell of a record's round: it is written last and makes the record valid.
     pub(crate) fn record(&self, round: u64) -> usize {
         match self.data.announced {
             Some(announced) => self.cell_of_data(announced.round(slot_of(round, self.depth))),
@@ -250,24 +250,26 @@ impl Plan {
         }
     }
 
-    /// The first cell of the cut in a record, given its round's cell; the others lie below it, each below the one before.
+    /// Returns the first cell of the cut in a record, given the cell of its round. The other cells lie below it, each
+    /// below the one before.
     pub(crate) fn recorded(&self, record: usize) -> usize {
         record - self.data.announced.map_or(0, |announced| announced.between() / CELL) - 1
     }
 
-    /// A cell of the program's slot of a round.
+    /// Returns a cell of the program's slot of a round.
     pub(crate) fn program_cell(&self, round: u64, cell: usize) -> usize {
         self.in_slot(round, cell)
     }
 
-    /// The cell in which a rank is given an input of a round by another one: behind small data that comes with it.
+    /// Returns the cell in which another rank gives this rank an input of a round: after small data that arrives with
+    /// it.
     pub(crate) fn input_cell(&self, round: u64, input: usize) -> usize {
         let level = self.inputs().level(input);
         let behind = level.and_then(|level| self.cell_behind(Buffer::Inbox(level), round));
         behind.unwrap_or_else(|| self.program_cell(round, input))
     }
 
-    /// Where a rank is told that another one has arrived for a round, if it counts the arrivals.
+    /// Returns the cell in which a rank that counts arrivals is notified that another rank has arrived for a round.
     pub(crate) fn arrived(&self, round: u64, rank: u32) -> usize {
         self.in_slot(round, self.control.slot.arrivals + rank as usize)
     }

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! contributions  three buffers for each rank of the host, or for each rank of the world where others push theirs
-//! outcomes       one for each round that may be unreleased; registers, where ranks have some; or outcomes with their records
+//! outcomes       one for each round that may be unreleased; or registers, where ranks have some; or outcomes with records
 //! partial sums   of a program that ranks run in shared memory
-//! received       shares that a reducer is sent
+//! received       shares that a reducer receives
 //! transit        segments on their way to other hosts
-//! areas          what ranks relay (see `areas`)
+//! areas          the data that ranks relay (see `areas`)
 //! ```
 
 use super::super::cut::Cut;
@@ -20,12 +20,13 @@ use crate::trigger::Buffer;
 
 const CELL: usize = size_of::<u64>();
 
-/// Rows for the pushed data of a synchronous rank: of the round that is reduced, and of the next one, for
-/// which a rank pushes that is done with it.
+/// Rows for the pushed data of a synchronous rank: for the round that is being reduced, and for the next one, for which
+/// a rank that has finished that round already pushes.
 const ROWS: u64 = 2;
 
-/// How an outcome and the record of its cut lie together, where one rank reduces a round and tells other hosts of it: a
-/// network writes both at once. A row has the cut from the outcome downwards, and the round right behind the outcome.
+/// The location of an outcome and the record of its cut, which lie together where one rank reduces a round and
+/// announces it to other hosts: a network writes both at once. A row holds the cut from the outcome downwards, and the
+/// round right after the outcome.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Announced {
     rows: Rows,
@@ -38,7 +39,8 @@ impl Announced {
     fn of(plan: &Plan, cursor: &mut Cursor) -> Option<Self> {
         let parts = (Cut::cells(plan.ranks) - 1) * CELL;
         let bytes = plan.bytes.checked_next_multiple_of(CELL)?;
-        // With at least one part in one cache line, the round ends that line. Else the outcome begins one.
+        // If at least one entry fits into one cache line with the data, the round ends that line. Otherwise the outcome
+        // begins a line.
         let shares_line = bytes.checked_add(Cut::LEAST_CELLS * CELL)? <= CACHE_LINE;
         let begin = if shares_line { parts } else { lines(parts)? };
         let row = lines(begin.checked_add(bytes)?.checked_add(CELL)?)?;
@@ -46,23 +48,23 @@ impl Announced {
         Some(Announced { rows: cursor.rows(Some(row), plan.depth), outcome: round - bytes, round })
     }
 
-    /// Where the outcome lies in a slot.
+    /// Returns the offset of a slot's outcome.
     fn outcome(&self, slot: usize) -> usize {
         self.rows.row(slot) + self.outcome
     }
 
-    /// Where the round lies in a slot.
+    /// Returns the offset of a slot's round.
     pub(super) fn round(&self, slot: usize) -> usize {
         self.rows.row(slot) + self.round
     }
 
-    /// Bytes between the cut and the round.
+    /// Returns the bytes between the cut and the round.
     pub(super) fn between(&self) -> usize {
         self.round - self.outcome
     }
 }
 
-/// Where data lies, in bytes.
+/// Offsets in the data region, in bytes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DataMap {
     pub(super) contributions: Rows,
@@ -73,7 +75,7 @@ pub(super) struct DataMap {
     received: Rows,
     transit: Rows,
     pub(super) areas: Option<Areas>,
-    /// Bytes of all of it; nothing if they cannot be addressed.
+    /// The bytes of the data region; `None` if they cannot be addressed.
     bytes: Option<usize>,
 }
 
@@ -100,7 +102,7 @@ impl DataMap {
     }
 }
 
-/// How many there are of each, and of which size.
+/// The number and size of each kind of row.
 impl Plan {
     fn contribution_rows(&self) -> u32 {
         if self.pushes() { self.ranks } else { self.topology.widest() }
@@ -112,7 +114,7 @@ impl Plan {
         }
         match self.movement {
             MovementBy::Everyone => u64::from(self.topology.widest()),
-            // The reducers', and one for each rank's fallback reads.
+            // One for the reducers, and one for each rank's fallback reads.
             MovementBy::Reducer | MovementBy::Reducers => 1 + u64::from(self.topology.widest()),
             _ => self.depth,
         }
@@ -122,14 +124,15 @@ impl Plan {
         self.program.as_ref().map_or(0, |program| program.partials())
     }
 
-    /// Registers that a host keeps apart. Where all ranks average, theirs are always equal.
+    /// Returns the number of registers that a host keeps apart. Where all ranks average, their registers are always
+    /// equal.
     fn register_rows(&self) -> u32 {
         if self.butterfly().is_some() { self.topology.widest() } else { 1 }
     }
 
-    /// How many values of a register are kept at once. When a register is written in round *t*, all ranks have released
-    /// round *t* - depth. So a rank may hold those that it had after the `depth` - 1 rounds since, and the newest of them
-    /// is read for the one that is written.
+    /// Returns how many values of a register are kept at once. When a register is written in round *t*, all ranks have
+    /// released round *t* - depth. So a rank may hold the values after each of the `depth` - 1 rounds since, and the
+    /// newest of them is read to compute the one that is written.
     fn register_slots(&self) -> u64 {
         self.depth.max(2)
     }
@@ -138,7 +141,7 @@ impl Plan {
         if self.butterfly().is_some() && self.topology.has_elsewhere() { lines(self.staging_row()) } else { Some(0) }
     }
 
-    /// Bytes for the shares of a round that a reducer receives, however many reducers there are; nothing if they
+    /// Returns the bytes for the shares of a round that a reducer receives, for any number of reducers; `None` if they
     /// cannot be addressed.
     fn received_bytes(&self) -> Option<usize> {
         if self.movement != MovementBy::Reducers {
@@ -148,50 +151,50 @@ impl Plan {
         lines(self.bytes.checked_add(rounding)?)?.checked_mul(self.topology.widest() as usize)
     }
 
-    /// Bytes of a data region. More than can be addressed was refused when the plan was made.
+    /// Returns the bytes of a data region. A size that cannot be addressed was refused when the plan was made.
     pub(crate) fn data_bytes(&self) -> usize {
         self.checked_data_bytes().unwrap_or(usize::MAX)
     }
 
-    /// Bytes of a data region, or nothing when they cannot be addressed.
+    /// Returns the bytes of a data region, or `None` if they cannot be addressed.
     pub(crate) fn checked_data_bytes(&self) -> Option<usize> {
         self.data.bytes
     }
 
-    /// Whether the record of a round lies beside its outcome.
+    /// Returns whether the record of a round lies beside its outcome.
     pub(crate) fn announces_outcomes(&self) -> bool {
         self.data.announced.is_some()
     }
 
-    /// Control cells, and those of the data region that are used as cells.
+    /// Returns the number of control cells, plus the cells of the data region if it is used as cells.
     #[cfg(test)]
     pub(crate) fn cells(&self) -> usize {
         let has_cells = self.packs_tags() || self.agreement == AgreementBy::Relays || self.announces_outcomes();
         self.control_cells() + if has_cells { self.data_bytes() / CELL } else { 0 }
     }
 
-    /// The cell of the data region at an offset.
+    /// Returns the cell of the data region at an offset.
     pub(crate) fn cell_of_data(&self, offset: usize) -> usize {
         self.control_cells() + offset / CELL
     }
 }
 
-/// Where each lies in the data region of its host.
+/// Offsets in the data region of a host.
 impl Plan {
-    /// Where a rank's buffer lies in the data region of its own host.
+    /// Returns the offset of a rank's buffer in the data region of its own host.
     pub(crate) fn contribution(&self, rank: u32, buffer: u32) -> usize {
         let row = if self.pushes() { rank } else { self.topology.index_on_host(rank) };
         self.data.contributions.row((row * BUFFERS + buffer) as usize)
     }
 
-    /// Where the contributions of a cut lie, each with its rank.
+    /// Returns the ranks and the offsets of the contributions of a cut.
     pub(crate) fn contributions<'a>(&'a self, cut: &'a Cut) -> impl Iterator<Item = (u32, usize)> + 'a {
         cut.contributions().map(|entry| (entry.rank, self.contribution(entry.rank, entry.buffer)))
     }
 
-    /// Where a rank's contribution to a round lies in the data region of another host than its own, if it was pushed
-    /// there. Of synchronous rounds no rank reads any but the last two: a rank that pushes knows that all have arrived
-    /// for the last, and so have reduced the one before.
+    /// Returns the offset of a rank's contribution to a round in the data region of another host, if the rank pushed it
+    /// there. Ranks read only the last two synchronous rounds: a rank that pushes knows that all ranks have arrived for
+    /// the last round, and so have reduced the one before.
     pub(crate) fn pushed(&self, rank: u32, buffer: u32, round: u64) -> usize {
         let row = match self.by_tags() {
             true if self.packs_tags() => Self::tag_of(round),
@@ -201,15 +204,16 @@ impl Plan {
         self.contribution(rank, row)
     }
 
-    /// Where the outcome of a round lies in the data region of this rank's host.
+    /// Returns the offset of a round's outcome in the data region of this rank's host.
     #[inline]
     pub(crate) fn outcome(&self, round: u64) -> usize {
         let slot = match self.movement {
             MovementBy::Everyone => self.topology.index_on_host(self.me) as usize,
-            // A rank that has arrived for a round reads no earlier one, and reducers wait for the last writes of it.
+            // A rank that has arrived for a round reads no earlier one, and reducers wait until the last writes of it
+            // have landed.
             MovementBy::Reducer | MovementBy::Reducers => 0,
             MovementBy::Program if self.agreement == AgreementBy::Relays => return self.area(Buffer::Outcome, round),
-            // When a slot is written, all ranks have released the round that it was used for before.
+            // When a slot is written, all ranks have released the round that used it before.
             _ => slot_of(round, self.depth),
         };
         match self.data.announced {
@@ -218,25 +222,25 @@ impl Plan {
         }
     }
 
-    /// Where an outcome lies that this rank made by a fallback read.
+    /// Returns the offset of an outcome that this rank computed by a fallback read.
     pub(crate) fn fallback_outcome(&self) -> usize {
         self.data.outcomes.row(1 + self.topology.index_on_host(self.me) as usize)
     }
 
-    /// Where a partial sum of a round lies in the data region of this rank's host.
+    /// Returns the offset of a partial sum of a round in the data region of this rank's host.
     pub(crate) fn partial(&self, round: u64, number: u32) -> usize {
         self.data.partials.row(slot_of(round, self.depth) * self.partials() as usize + number as usize)
     }
 
-    /// Where the value of a rank's register lies in the data region of its host that was written as number `count`; the
-    /// first one has number 0.
+    /// Returns the offset of the value that was written as number `count` to a rank's register, in the data region of
+    /// the rank's host. The first value has number 0.
     pub(crate) fn register(&self, rank: u32, count: u64) -> usize {
         let row = if self.butterfly().is_some() { self.topology.index_on_host(rank) } else { 0 };
         self.data.outcomes.row((u64::from(row) * self.register_slots() + count % self.register_slots()) as usize)
     }
 
-    /// Where the model that a rank begins with lies in the data region of its host. No other rank's does, unless all
-    /// average: then all have one register.
+    /// Returns the offsets of the model that a rank begins with, in the data region of its host. No other rank's model
+    /// lies there, unless all ranks average: then all share one register.
     pub(crate) fn first_models(&self, rank: u32) -> impl Iterator<Item = usize> {
         let held = (self.absent == Absent::Hold).then(|| self.contribution(rank, FIRST_HELD));
         let mates = self.topology.ranks_of(self.host_of(rank));
@@ -247,13 +251,14 @@ impl Plan {
         [self.register(rank, 0)].into_iter().chain(held)
     }
 
-    /// Where this rank puts a segment of a group that has no member on its host, before it sends it.
+    /// Returns the offset at which this rank puts a segment of a group without a member on its host, before it sends
+    /// it.
     pub(crate) fn transit(&self) -> usize {
         self.data.transit.row(self.topology.index_on_host(self.me) as usize)
     }
 
-    /// Where a share lies in the data region of its reducer's host that was received, in a row, from a rank on the
-    /// host of reducer `from`, of `reducers`.
+    /// Returns the offset of a received share in the data region of its reducer's host. The share is in `row`, and a
+    /// rank on the host of reducer `from`, of `reducers`, sent it.
     pub(crate) fn received(&self, rank: u32, row: u64, (from, reducers): (usize, usize)) -> usize {
         let place = from * self.topology.widest() as usize + self.topology.index_on_host(rank) as usize;
         self.data.received.row(row as usize) + place * self.share_stride(reducers)

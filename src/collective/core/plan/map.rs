@@ -1,4 +1,4 @@
-//! What lies where, for people and for the test that nothing overlaps.
+//! A map of both regions, for people and for the test that nothing overlaps.
 
 use std::ops::Range;
 
@@ -16,17 +16,17 @@ pub(crate) enum MapRegion {
     Data,
 }
 
-/// Something that lies in a region.
+/// A named range of a region.
 #[derive(Clone, Debug)]
 pub(crate) struct Mapped {
     pub(crate) region: MapRegion,
     pub(crate) name: String,
-    /// In bytes, from the beginning of the region.
+    /// The range in bytes, from the beginning of the region.
     pub(crate) bytes: Range<usize>,
 }
 
 impl Plan {
-    /// The cell of a region that has a number.
+    /// Returns the region of a cell and the cell's offset in it.
     fn region_of(&self, cell: usize) -> (MapRegion, usize) {
         match cell.checked_sub(self.control_cells()) {
             None => (MapRegion::Control, cell * CELL),
@@ -34,7 +34,7 @@ impl Plan {
         }
     }
 
-    /// Everything that has a name in the regions of a host, by offset. `reducers` reducers share a round.
+    /// Returns every named range in the regions of a host, by offset. `reducers` reducers share a round.
     pub(crate) fn map(&self, host: u32, reducers: usize) -> Vec<Mapped> {
         let of_a_cut = |name: &str| name.starts_with(CUT);
         let cells = self.named_cells().into_iter().filter(|(name, _)| !of_a_cut(name)).map(|(name, cell)| {
@@ -61,7 +61,7 @@ impl Plan {
         self.every_rank().filter(move |&rank| self.host_of(rank) == host).map(|rank| self.seen_by(rank))
     }
 
-    /// What lies in the data region of a host at once, where a round has `homes` homes.
+    /// Returns the named ranges of a host's data region at one time, where a round has `homes` reducers.
     fn named_bytes(&self, host: u32, homes: usize) -> Vec<(String, Range<usize>)> {
         let mut all = Vec::new();
         let mut add = |name: String, from: usize, len: usize| all.push((name, from..from + len));
@@ -120,7 +120,7 @@ impl Plan {
             }
         }
         if plan.movement == MovementBy::Reducers {
-            // This host is the home whose share is the longest.
+            // This host is that of the reducer with the longest share.
             let (_, len) = plan.share_span(0, homes);
             for row in 0..RECEIVING_ROWS {
                 for rank in self.every_rank().filter(|&rank| (self.host_of(rank) as usize) < homes) {

@@ -1,4 +1,4 @@
-//! What all ranks of a collective agreed on before its first round.
+//! The plan that all ranks of a collective agree on before its first round.
 
 mod areas;
 #[cfg(any(test, earlybird_tools))]
@@ -33,28 +33,28 @@ pub(crate) use rows::slot_of;
 /// One round in this number has a home that does not depend on the round before.
 const ANY_HOME: u64 = 8;
 
-/// Buffers of a rank: one being moved, one carried, one being written.
+/// The number of buffers of a rank: one in use by a round, one carried, one being written.
 pub(crate) const BUFFERS: u32 = 3;
 
-/// The buffer of what stands for a rank before its first contribution enters, under [`Absent::Hold`]: the rank writes into
-/// it third.
+/// The buffer that stands for a rank before its first contribution enters, under [`Absent::Hold`]. It is the third
+/// buffer that the rank writes into.
 pub(crate) const FIRST_HELD: u32 = BUFFERS - 1;
 
-/// Rows for the shares that reducers receive: those of two rounds in turn, and one that has rested for when shares
-/// change.
+/// Rows for the shares that reducers receive: two for rounds in turn, and one unused row for when shares change.
 pub(crate) const RECEIVING_ROWS: u64 = 3;
 
-/// Rounds whose relayed data lies at places of its own: a rank closes the gate of a round when its writes for the round
-/// before the last have landed for good, so in the next round no late repetition of them can hit what others write.
+/// The number of rounds whose relayed data lies in separate areas. A rank closes the gate of a round when its writes
+/// for the round before the last have completed, so in the next round no late repetition of them can hit what others
+/// write.
 pub(crate) const RELAYED_ROUNDS: u64 = 3;
 
-/// Rounds whose activations and arrivals are counted apart while they are under way.
+/// The number of rounds whose activations and arrivals are counted separately while they are in flight.
 pub(crate) const SIGNALLED_ROUNDS: u64 = 8;
 
-/// Ranks in one word of a cut: two bits each, and one closed bit.
+/// The number of ranks in one word of a cut: two bits for each, and one closed bit.
 pub(crate) const RANKS_PER_WORD: u32 = 31;
 
-/// What all ranks of a collective agreed on, and which of them this is.
+/// The terms that all ranks of a collective agree on, and the number of this rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Terms {
     pub(crate) ranks: u32,
@@ -65,35 +65,35 @@ pub(crate) struct Terms {
     pub(crate) absent: Absent,
     /// Whether contributions have weights.
     pub(crate) weighted: bool,
-    /// Rounds that may be unreleased anywhere.
+    /// The number of rounds that may be unreleased anywhere.
     pub(crate) depth: u64,
     pub(crate) agreement: AgreementBy,
     pub(crate) movement: MovementBy,
-    /// The round from whose checkpoint this collective goes on, 0 if it goes on from none: the machine counts rounds from 1,
-    /// and callers count these before.
+    /// The round from whose checkpoint this collective resumes; 0 if it does not resume. The machine counts rounds from
+    /// 1, and callers also count the rounds before.
     pub(crate) base: u64,
-    /// Whether ranks have registers, and which of them average theirs.
+    /// The group whose members average their registers; `None` if ranks have no registers.
     pub(crate) memory: Option<Group>,
     /// Bytes of a contribution.
     pub(crate) bytes: usize,
     /// Bytes of a partial sum of contributions.
     pub(crate) wide_bytes: usize,
-    /// Bytes of a segment, the last one excepted; a multiple of the element size.
+    /// Bytes of a segment, except for the last one; a multiple of the element size.
     pub(crate) segment: usize,
-    /// Segments of a piece.
+    /// The number of segments in a piece.
     pub(crate) run: u64,
-    /// Ranks worth waking to move a round.
+    /// The number of ranks worth waking to move a round.
     pub(crate) helpers: u32,
-    /// How long the reducers of a round are waited for at first.
+    /// The first interval during which a rank waits for the reducers of a round.
     pub(crate) pull_after: Time,
-    /// How a program reduces, where there is one.
+    /// The schedule by which a program reduces, where there is one.
     pub(crate) schedule: Schedule,
     /// The tables, where agreement is by gates.
     pub(crate) program: Option<Arc<Layout>>,
     pub(crate) fault: Option<Fault>,
 }
 
-/// The agreed form of a collective, as one rank sees it: the terms, and what follows from them.
+/// The agreed form of a collective, as one rank sees it: the terms, and the numbers and maps that follow from them.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     terms: Terms,
@@ -111,7 +111,7 @@ impl Deref for Plan {
     }
 }
 
-/// The tables of a collective whose ranks share memory.
+/// Returns the tables of a collective whose ranks share memory.
 pub(crate) fn program(
     ranks: u32,
     (fire, grace): (Fire, Grace),
@@ -126,7 +126,8 @@ pub(crate) fn program(
 
 #[cfg(test)]
 impl Terms {
-    /// A small world of ranks on these hosts, with nothing but the ordinary; tests change what they are about.
+    /// Returns the terms of a small world on these hosts, with default choices. A test changes the terms that it
+    /// examines.
     pub(crate) fn sample(me: u32, hosts: Vec<u32>, fire: Fire, movement: MovementBy) -> Self {
         let (word, ranks, topology) = (size_of::<u64>(), hosts.len() as u32, Topology::new(hosts));
         Terms {
@@ -165,12 +166,12 @@ impl Plan {
         plan
     }
 
-    /// The same plan, as another rank sees it.
+    /// Returns the same plan, as another rank sees it.
     pub(crate) fn seen_by(&self, me: u32) -> Self {
         Plan { terms: Terms { me, ..self.terms.clone() }, data: self.data.clone(), ..*self }
     }
 
-    /// What people call its agreement and its movement.
+    /// Returns the name that people know for its agreement and its movement.
     pub(crate) fn path_name(&self) -> &'static str {
         match (self.agreement, self.movement) {
             (AgreementBy::Relays, _) => "relayed",
@@ -179,83 +180,83 @@ impl Plan {
         }
     }
 
-    /// Whether rounds are closed by tags.
+    /// Returns whether rounds are closed by tags.
     #[inline]
     pub(crate) fn by_tags(&self) -> bool {
         self.agreement == AgreementBy::Tags
     }
 
-    /// Whether arrivals push all of their data into slot tables.
+    /// Returns whether arrivals push all of their data into slot tables.
     #[inline]
     pub(super) fn pushes(&self) -> bool {
         matches!(self.movement, MovementBy::Everyone | MovementBy::Initiator | MovementBy::Reducer)
     }
 
-    /// Bytes from a contribution to its tag, where that lies right behind the data, both in one cache line: a network
-    /// writes them at once. On one host, a rank that waits for a tag would take the line from the rank that writes the
-    /// data.
+    /// Returns the bytes from a contribution to its tag, if the tag lies right after the data and both are in one cache
+    /// line: a network writes them at once. On one host, a rank that waits for a tag would take the line away from the
+    /// rank that writes the data.
     #[inline]
     pub(super) fn packed_tag(&self) -> Option<usize> {
         if self.topology.has_elsewhere() && self.pushes() { cell_behind(0, self.bytes) } else { None }
     }
 
-    /// Whether ranks have registers.
+    /// Returns whether ranks have registers.
     #[inline]
     pub(crate) fn has_memory(&self) -> bool {
         self.memory.is_some()
     }
 
-    /// How the ranks are divided, if they are. A size that means nothing was refused before.
+    /// Returns how the ranks are divided, if they are. A meaningless group size was refused before.
     pub(crate) fn butterfly(&self) -> Option<Butterfly> {
         self.memory.and_then(|group| group.schedule().ok().flatten())
     }
 
-    /// The number of a round as callers, rules and schedules of groups know it.
+    /// Returns the number of a round as callers, rules and schedules of groups know it.
     #[inline]
     pub(crate) fn number(&self, round: u64) -> u64 {
         self.base + round
     }
 
-    /// The same for what decides a round, unless this rank forgets what came before.
+    /// Returns the same number for decisions about a round, unless a fault makes this rank forget earlier rounds.
     #[inline]
     fn deciding_number(&self, round: u64) -> u64 {
         if self.fault(Fault::ForgetBase) { round } else { self.number(round) }
     }
 
-    /// Whether a round waits for all active ranks although others do not.
+    /// Returns whether a round waits for all active ranks although other rounds do not.
     #[inline]
     pub(crate) fn is_full(&self, round: u64) -> bool {
         self.fire.is_full(self.deciding_number(round))
     }
 
-    /// What a round waits for, given its active ranks.
+    /// Returns the condition of a round, given its active ranks.
     pub(super) fn condition(&self, round: u64, active: &RankSet) -> Condition {
         self.fire.condition(self.deciding_number(round), active, self.ranks)
     }
 
-    /// The rank that is drawn for a round from a seed, which may have left.
+    /// Returns the rank that a seed draws for a round. It may have left.
     pub(super) fn drawn(&self, seed: u64, round: u64) -> u32 {
         drawn(seed, self.deciding_number(round), self.ranks)
     }
 
-    /// The groups of a round among `active` active ranks, if ranks are divided.
+    /// Returns the groups of a round among `active` active ranks, if ranks are divided.
     pub(super) fn partition(&self, round: u64, active: u32) -> Option<Partition> {
         self.butterfly().map(|butterfly| butterfly.partition(active, self.deciding_number(round)))
     }
 
-    /// Whether tags lie behind the data that they announce.
+    /// Returns whether tags lie right after the data that they announce.
     #[inline]
     pub(super) fn packs_tags(&self) -> bool {
         self.packed_tag().is_some()
     }
 
-    /// Whether all know which ranks reduce before a round begins.
+    /// Returns whether all ranks know, before a round begins, which ranks reduce it.
     #[inline]
     pub(super) fn elects_reducers(&self) -> bool {
         self.movement.has_reducers()
     }
 
-    /// Whether contributions are read into memory of the reader.
+    /// Returns whether ranks read contributions of other hosts into their own memory.
     pub(crate) fn reads_from_elsewhere(&self) -> bool {
         self.topology.has_elsewhere() && (self.movement == MovementBy::Segments || self.elects_reducers())
     }
@@ -270,19 +271,21 @@ impl Plan {
         self.topology.host_of(rank)
     }
 
-    /// Every other host on which one of these ranks is.
+    /// Returns every other host that has one of these ranks.
     pub(super) fn hosts_elsewhere(&self, ranks: &RankSet) -> impl Iterator<Item = u32> {
-        // Usually the first rank of a host is one of them.
+        // Usually the first rank of a host is in the set.
         let has_one = |&host: &u32| self.topology.ranks_of(host).iter().any(|&rank| ranks.contains(rank));
         self.topology.hosts_but(self.host()).filter(has_one)
     }
 
-    /// The rank whose memory holds the words and claims of a round, given its active ranks and the rank that closed the
-    /// round before, if one did: all agree without asking. Its processor takes no part. The rank that closed a round
-    /// clears the words of the next one, and is likely to be the first again. Now and then it is any rank: the others
-    /// come later than the home, which asks no network, and one that makes rounds without a pause would keep them out.
+    /// Returns the rank whose memory holds the words and claims of a round, given its active ranks and the rank that
+    /// closed the round before, if one did. All ranks compute the same rank without asking, and its processor takes no
+    /// part. The rank that closed a round clears the words of the next one, and is likely to be the first again. Now
+    /// and then the home is any rank: the others arrive later than the home, which needs no network, and a home that
+    /// makes rounds without a pause would keep them out.
     pub(crate) fn home(&self, round: u64, active: &RankSet, closed_before: Option<u32>) -> u32 {
-        // Multiples of the golden ratio of 2^64 fill the range evenly; so do the ranks that their upper halves choose.
+        // Multiples of the golden ratio of 2^64 fill the range evenly, and so do the ranks that their upper halves
+        // choose.
         let upper = |number: u64| number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         let any = |number| (upper(number) * u64::from(self.ranks)) >> 32;
         let start = match closed_before {
@@ -293,13 +296,14 @@ impl Plan {
         active.next(start).or_else(|| active.next(0)).unwrap_or(self.me)
     }
 
-    /// Ranks worth waking when a round has fired.
+    /// Returns the number of ranks worth waking when a round has fired.
     #[inline]
     pub(super) fn callees(&self) -> u32 {
         if self.movement == MovementBy::Segments { self.helpers } else { u32::MAX }
     }
 
-    /// Whether all segments of a round have landed on this host, or its record where that is written behind the outcome.
+    /// Returns whether all segments of a round have landed on this host, or its record where that is written after the
+    /// outcome.
     pub(super) fn is_done(&self, round: u64, cells: &impl Cells) -> bool {
         match self.movement {
             MovementBy::Initiator => cells.load(self.record(round)) == round,
@@ -307,26 +311,27 @@ impl Plan {
         }
     }
 
-    /// The segments of all rounds that used the slot of a round, up to this one.
+    /// Returns the number of segments of all rounds that used the slot of a round, up to this one.
     pub(super) fn segments_up_to(&self, round: u64) -> u64 {
         self.uses(round) * self.segments()
     }
 
-    /// The weight of what is in a buffer, while that may not be written.
+    /// Returns the weight of the contribution in a buffer, while the buffer may not be written.
     pub(crate) fn weight(&self, rank: u32, buffer: u32, cells: &impl Cells) -> u16 {
         if self.weighted { Tag::from_cell(cells.load(self.tag(rank, buffer))).weight } else { 1 }
     }
 
-    /// Operations that a rank has to do at once in an ordinary round. For more the queue grows, once.
+    /// Returns the number of operations that a rank queues at once in an ordinary round. For more, the queue grows
+    /// once.
     pub(super) fn usual_ops(&self) -> usize {
         let (hosts, ranks) = (self.topology.hosts() as usize, self.ranks as usize);
         20 + match self.movement {
             MovementBy::Everyone | MovementBy::Initiator => hosts,
-            // A reducer tells every other host the cut and the outcome, and another rank may read all contributions.
+            // A reducer sends the cut and the outcome to every other host, and another rank may read all contributions.
             MovementBy::Reducer | MovementBy::Reducers => 2 * hosts + ranks,
             MovementBy::Segments if hosts > 1 => 2 * hosts + 2 * ranks,
             MovementBy::Segments => 0,
-            // What a worker does at once may go over all ranks, and a rank tells all others that it has room again.
+            // A worker may contact all ranks at once, and a rank announces a free slot to all others.
             MovementBy::Program => 2 * ranks,
         }
     }

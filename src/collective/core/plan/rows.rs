@@ -1,15 +1,15 @@
-//! Rows: things of one size, one behind the other, of which rounds use one each in turn.
+//! Rows: items of one size, one after the other, of which each round uses one in turn.
 
 use crate::fabric::CACHE_LINE;
 
 const CELL: usize = size_of::<u64>();
 
-/// Cells in two cache lines: adjacent-line prefetch makes pairs of lines travel together.
+/// Cells in two cache lines: adjacent-line prefetch fetches pairs of lines together.
 pub(super) const LINE: usize = 16;
 
 const _: () = assert!(LINE * CELL == 2 * CACHE_LINE);
 
-/// Which of `slots` slots a round has. Rounds count from 1.
+/// Returns which of `slots` slots a round uses. Rounds count from 1.
 #[inline]
 pub(crate) fn slot_of(round: u64, slots: u64) -> usize {
     let before = round - 1;
@@ -17,13 +17,13 @@ pub(crate) fn slot_of(round: u64, slots: u64) -> usize {
     (if slots.is_power_of_two() { before & (slots - 1) } else { before % slots }) as usize
 }
 
-/// Bytes rounded up to whole lines, one at least; nothing if they cannot be addressed.
+/// Rounds bytes up to whole lines, at least one; returns `None` if they cannot be addressed.
 pub(super) fn lines(bytes: usize) -> Option<usize> {
     let line = LINE * CELL;
     Some(bytes.checked_next_multiple_of(line)?.max(line))
 }
 
-/// Things of one size, one behind the other.
+/// Items of one size, one after the other.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rows {
     at: usize,
@@ -32,7 +32,7 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    /// Some that can be addressed.
+    /// Returns rows that can be addressed.
     pub(super) fn new(at: usize, stride: usize, count: u64) -> Self {
         Rows { at, stride, count }
     }
@@ -51,11 +51,11 @@ impl Rows {
     }
 }
 
-/// Lays rows out one behind the other. It is where the next ones begin, or nothing once that cannot be addressed.
+/// Lays out rows one after the other. It holds where the next rows begin, or `None` once that cannot be addressed.
 pub(super) struct Cursor(pub(super) Option<usize>);
 
 impl Cursor {
-    /// `count` rows of a size; nothing is a size that cannot be addressed.
+    /// Lays out `count` rows of a size; `None` stands for a size that cannot be addressed.
     pub(super) fn rows(&mut self, stride: Option<usize>, count: u64) -> Rows {
         let at = self.0.unwrap_or(0);
         let bytes = usize::try_from(count).ok().and_then(|count| stride?.checked_mul(count));

@@ -1,4 +1,4 @@
-//! Whatever ranks agree on, no two things lie in the same place, and all lie within their region.
+//! For any agreed terms, no two ranges overlap, and every range lies within its region.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,7 +40,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
     let sizes = (prop_oneof![0..2_000usize, 0..40_000usize], prop_oneof![Just((2, 4)), Just((4, 4)), Just((8, 8))]);
     let sizes = (sizes, 1..6_000usize);
     let few = prop::collection::vec(0..4u32, 1..12);
-    // More than one word has, and more than there can be shares.
+    // More ranks than one word holds, and more than the greatest number of shares.
     let many = prop::collection::vec(0..8u32, 30..70);
     let world = prop_oneof![9 => few, 1 => many].prop_map(dense);
     let rules = (0..4u32, any::<bool>(), 1..6u64);
@@ -141,7 +141,7 @@ fn a_small_outcome_and_its_record_share_a_cache_line() {
     }
 }
 
-/// As multiples of a contribution, apart from labels, which take less than one.
+/// Sizes as multiples of a contribution, apart from labels, which take less than one.
 #[test]
 fn relayed_data_takes_so_much_memory() {
     for ranks in [2u32, 5, 64, 1000] {
@@ -155,7 +155,7 @@ fn relayed_data_takes_so_much_memory() {
     }
 }
 
-/// The furthest byte of each write of a table, behind where its buffer begins.
+/// Returns the end of each write of a table, as an offset from the beginning of its buffer.
 fn writes(table: &Table, plan: &Plan) -> Vec<(Buffer, usize)> {
     let mut all = Vec::new();
     let forms = [Form::Sum, Form::Rows(0), Form::Rows(1)];
@@ -189,7 +189,7 @@ fn writes(table: &Table, plan: &Plan) -> Vec<(Buffer, usize)> {
 }
 
 proptest! {
-    /// Also for the ranks that are left when others have gone.
+    /// Also holds for the ranks that remain after others have left.
     #[test]
     fn what_a_table_writes_fits_its_area(
         ranks in 2..70u32, gone in 0..69u32, rank in 0..70u32, halves: bool,
@@ -207,7 +207,8 @@ proptest! {
             let cell = plan.round_areas().any(|area| area == buffer).then(|| plan.cell_behind(buffer, 1)).flatten();
             let room = shape - if cell.is_some() { size_of::<u64>() } else { 0 };
             prop_assert!(end <= room, "{} bytes in {}, which has {}: {} of {} ranks", end, buffer, room, left, ranks);
-            // A write ends where the cell lies that announces it, if both and the label fit one line; never behind it.
+            // A write ends where the cell that announces it lies, if the data, the cell and the label fit one line; it
+            // never passes that cell.
             let Some(cell) = cell.map(|cell| (cell - plan.control_cells()) * size_of::<u64>()) else { continue };
             for label in (2..=10).map(|cells| cells * size_of::<u64>()) {
                 let from = plan.area(buffer, 1) - label;
@@ -219,7 +220,7 @@ proptest! {
     }
 }
 
-/// A rank that closes all rounds is the home of most of them, and each other rank of some, soon.
+/// A rank that closes all rounds is the home of most of them, and each other rank soon becomes the home of some.
 #[test]
 fn every_rank_is_a_home_now_and_then() {
     for ranks in [2, 3, 4, 8, 31, 64] {

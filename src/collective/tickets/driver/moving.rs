@@ -1,7 +1,8 @@
-//! Moves a segment of a group's data: what members and lender have becomes the mean, in all their registers and outcomes.
+//! Moves a segment of a group's data: the models of members and lender become the mean, in all their registers and
+//! outcomes.
 //!
-//! What lies on other hosts is read first, all of it at once. The rank makes the mean in its own outcome, which also a
-//! rank that leaves has and reads no more. Then it copies the mean to its host, and writes it to other hosts. The segment
+//! The rank first reads all data of other hosts at once. It computes the mean in its own outcome; a leaving rank has an
+//! outcome, too, and reads it no more. Then it copies the mean on its host, and writes it to other hosts. The segment
 //! is moved when all writes have completed.
 
 use std::hint::black_box;
@@ -12,31 +13,31 @@ use crate::error::Result;
 use crate::fabric::{At, Posted, Region};
 use crate::reduce::{DefaultFloats, Goal, Place, Reduce, Source};
 
-/// How far a segment is.
+/// How far the movement of a segment has come.
 #[derive(Debug)]
 pub(super) struct Moving {
-    /// The data of the own host.
+    /// The data of this host.
     data: Region,
-    /// What comes from other hosts, a row for each source.
+    /// The data from other hosts, a row for each source.
     staging: Option<Region>,
     segment: u64,
-    /// The mean is made, and is being written to other hosts.
+    /// The mean is computed, and is being written to other hosts.
     is_made: bool,
-    /// The ranks with the places of their models, then those with the places of their contributions.
+    /// The ranks with the offsets of their models, then those with the offsets of their contributions.
     sources: Vec<(u32, usize)>,
-    /// How many of the sources are models.
+    /// The number of sources that are models.
     models: usize,
 }
 
 impl Moving {
-    /// For `most` sources at most.
+    /// Reserves memory for at most `most` sources.
     pub(super) fn new(data: Region, staging: Option<Region>, most: usize) -> Self {
         Moving { data, staging, segment: 0, is_made: false, sources: Vec::with_capacity(most), models: 0 }
     }
 }
 
 impl TicketDriver {
-    /// Begins with the reads.
+    /// Begins to move a segment with the reads.
     pub(super) fn begin_to_move(&mut self, segment: u64) -> Result<()> {
         let TicketDriver { machine, endpoint, memory, moving, in_flight, .. } = self;
         let (cut, areas, me) = (machine.cut(), &memory.areas, machine.plan().me());
@@ -61,7 +62,7 @@ impl TicketDriver {
         self.go_on_moving()
     }
 
-    /// No operation of the segment is in flight, or none has been since the reads were begun.
+    /// Continues after all operations of the segment have completed, or if none was in flight.
     pub(super) fn go_on_moving(&mut self) -> Result<()> {
         if self.in_flight > 0 {
             return Ok(());
@@ -77,7 +78,7 @@ impl TicketDriver {
         Ok(())
     }
 
-    /// Makes the mean of a group, in the outcomes and registers of this host.
+    /// Computes the mean of a group, in the outcomes and registers of this host.
     fn make_mean(&mut self) {
         let TicketDriver { machine, arena, memory, moving, .. } = self;
         let (cut, areas, me, dtype) = (machine.cut(), &memory.areas, machine.plan().me(), memory.dtype);

@@ -1,4 +1,4 @@
-//! What a closer does between closing its group and all members knowing it.
+//! The steps of a closer from closing its group until all members know it.
 
 use super::super::claim;
 use super::super::isolation::IsolationWindow;
@@ -11,7 +11,8 @@ use crate::fabric::Atomic;
 use crate::fault::Fault;
 
 impl TicketMachine {
-    /// Publishes the cut once the entry of every seat is there, with a lender if the members are apart from other ranks.
+    /// Publishes the cut once the entry of every seat is there. It adds a lender if the members are apart from other
+    /// ranks.
     pub(super) fn gather(&mut self, seats: u32, cells: &impl Cells) {
         let group = self.ticket.seat.group;
         let record = self.plan.record(group);
@@ -36,7 +37,7 @@ impl TicketMachine {
         }
     }
 
-    /// A member that goes on, if the window that ends with the group leaves an active rank apart from it.
+    /// Returns a member that stays, if the window that ends with the group leaves an active rank apart from it.
     fn apart(&mut self, cells: &impl Cells) -> Option<u32> {
         if !self.plan.lends() {
             return None;
@@ -46,18 +47,18 @@ impl TicketMachine {
         self.window.is_apart(member).then_some(member)
     }
 
-    /// The rank whose register is to take part, if there is one, with the claim on it, which has ended.
+    /// Returns a rank whose register can take part, if there is one, with the claim on it, which has ended.
     fn choose(&mut self, member: u32, cells: &impl Cells) -> Option<(u32, u64)> {
         let TicketMachine { plan, refused, window, .. } = self;
         window.lender(member, |rank, newest| {
-            // What the records say is cheaper to learn than a claim.
+            // Reading the records costs less than a claim.
             let is_over = newest.is_none_or(|group| plan.record(group).is_over(cells)) && !refused.contains(&rank);
             let claim = if is_over { cells.load(plan.claim(rank)) } else { claim::INSIDE };
             claim::has_ended(claim, plan, cells).then_some(claim)
         })
     }
 
-    /// The cut has a lender.
+    /// Adds the lender to the cut and publishes it.
     pub(super) fn borrow(&mut self, lender: u32) {
         self.stats.bridges += 1;
         self.cut.lender = Some(lender);
@@ -66,15 +67,15 @@ impl TicketMachine {
 
     fn publish(&mut self) {
         self.stats.closed += 1;
-        // Members do not release a group before they have seen its cut. A closer that is alone could end the group while its
-        // cut is on its way, into the record's next turn.
+        // Members do not release a group before they have seen its cut. A closer that is alone could end the group
+        // while the write of its cut is in flight, so that it lands in the record's next turn.
         let alone = self.cut.members.len() == 1 && !self.plan.fault(Fault::OverlookCut);
         self.write(self.plan.record(self.cut.group).cut(&self.cut), alone, TicketStage::Publishing);
     }
 }
 
-/// Fills the window that ends with a group. What records no longer hold is left out, and so is a group that is not
-/// published: with fewer edges ranks may seem apart that are not, never the other way round.
+/// Fills the window that ends with a group. It leaves out groups that records no longer hold, and groups that are not
+/// published. With fewer edges, ranks may seem apart that are not, never the other way round.
 fn look_back(window: &mut IsolationWindow, cut: &GroupCut, plan: &TicketPlan, cells: &impl Cells) {
     window.clear();
     for group in plan.window_before(cut.group)..cut.group {

@@ -1,29 +1,29 @@
-//! What the members of groups move: registers, updates, outcomes, and what these must be.
+//! The data that members of groups move: registers, updates, outcomes, and their expected values.
 
 use std::collections::BTreeMap;
 
 use super::world::{Checked, ensure};
 use crate::collective::tickets::record::GroupCut;
 
-/// The models of all ranks, with one number a segment.
+/// The models of all ranks, with one number for each segment.
 #[derive(Clone)]
 pub(super) struct Data {
     registers: Vec<Vec<f64>>,
     outcomes: Vec<Vec<f64>>,
-    /// What a group must leave behind, from when it was published, and which of its segments are moved.
+    /// The model that a group must leave, from when it was published, and which of its segments are moved.
     expected: BTreeMap<u64, (Vec<f64>, Vec<bool>)>,
-    /// What a rank computes of a segment now.
+    /// The value that a rank is computing for a segment.
     computed: Vec<Option<f64>>,
     pub(super) segments: u64,
 }
 
-/// What a contribution adds.
+/// Returns the amount that a contribution adds.
 fn update(rank: u32, iteration: u64, segment: usize) -> f64 {
     let mixed = (u64::from(rank) << 40 ^ iteration << 8 ^ segment as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (mixed >> 12) as f64 / (1u64 << 51) as f64 - 1.0
 }
 
-/// The ranks whose registers take part, ascending.
+/// Returns the ranks whose registers take part, ascending.
 fn registers(cut: &GroupCut) -> Vec<u32> {
     let mut ranks: Vec<u32> = cut.contributors().map(|member| member.rank).chain(cut.lender).collect();
     ranks.sort_unstable();
@@ -37,7 +37,7 @@ impl Data {
         Data { registers: models, outcomes, expected: BTreeMap::new(), computed, segments }
     }
 
-    /// The mean of the registers with the updates, as they are now.
+    /// Returns the current mean of the registers plus the updates.
     fn mean(&self, cut: &GroupCut, segment: usize) -> f64 {
         let ranks = registers(cut);
         let of = |rank: u32| self.registers[rank as usize][segment];
@@ -54,7 +54,7 @@ impl Data {
         }
     }
 
-    /// A rank begins to move a segment: it reads.
+    /// Begins to move a segment: the rank reads.
     pub(super) fn begin(&mut self, me: u32, cut: &GroupCut, segment: u64) -> Checked {
         let mean = self.mean(cut, segment as usize);
         let Some((expected, moved)) = self.expected.get_mut(&cut.group) else {
@@ -68,7 +68,7 @@ impl Data {
         Ok(())
     }
 
-    /// It has written.
+    /// Ends the movement of a segment: the rank has written.
     pub(super) fn end(&mut self, me: u32, cut: &GroupCut, segment: u64) {
         let Some(mean) = self.computed[me as usize].take() else { return };
         for rank in registers(cut) {
@@ -79,7 +79,7 @@ impl Data {
         }
     }
 
-    /// A member takes the outcome.
+    /// Checks the outcome that a member takes.
     pub(super) fn take(&self, me: u32, cut: &GroupCut) -> Checked {
         if let Some((expected, _)) = self.expected.get(&cut.group)
             && cut.contributors().any(|member| member.rank == me)
@@ -90,7 +90,7 @@ impl Data {
         Ok(())
     }
 
-    /// Every update has entered once.
+    /// Checks that every update has entered once.
     pub(super) fn check_end_of_all(&self, cuts: &BTreeMap<u64, GroupCut>) -> Checked {
         let unmoved = self.expected.iter().find(|(_, (_, moved))| moved.contains(&false));
         ensure!(unmoved.is_none(), "{unmoved:?} is not moved");

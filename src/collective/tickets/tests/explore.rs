@@ -1,4 +1,4 @@
-//! Every order of steps in small worlds. A state that was reached before is not followed again.
+//! Every order of steps in small worlds. A state that was reached before is not explored again.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -11,16 +11,16 @@ use crate::collective::tickets::TicketTerms;
 #[derive(Debug, Default)]
 struct Explored {
     states: u64,
-    /// States in which all ranks have left.
+    /// The number of states in which all ranks have left.
     ends: u64,
-    /// Steps that closed a group before it was full, or found a lender.
+    /// The number of steps that closed a group before it was full, or found a lender.
     closed_early: u64,
     expired: u64,
     bridges: u64,
 }
 
-/// A rank that does not wait for others takes its group and makes its next arrival at once: a rank that is slow to do so
-/// is one that gets no turn.
+/// Takes one step of a rank. A rank that does not wait for others takes its group and makes its next arrival at once: a
+/// slow rank is one that gets no turn.
 fn step(world: &mut World, me: u32, now: Time) -> Checked<bool> {
     let mut step = world.step(me, now)?;
     while step == Step::Something && world.ranks[me as usize].machine.is_ready() {
@@ -32,7 +32,7 @@ fn step(world: &mut World, me: u32, now: Time) -> Checked<bool> {
     Ok(step != Step::Nothing)
 }
 
-/// Follows all orders of steps. Time stands still, but a deadline may be over for a rank whenever it looks.
+/// Explores all orders of steps. Time stands still, but a rank's deadline may have passed at any poll.
 fn explore(terms: &TicketTerms, records: Option<u64>, steps: &[u64]) -> Checked<Explored> {
     let mut start = World::new(terms, records, steps);
     (start.log, start.data) = (None, None);

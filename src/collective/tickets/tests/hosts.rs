@@ -29,7 +29,7 @@ struct Rank {
     leaving: bool,
 }
 
-/// A world on hosts that are drawn from a seed, and the sum of what was contributed.
+/// A world on hosts that are drawn from a seed, and the sum of all contributions.
 pub(super) struct World {
     topology: Topology,
     areas: Areas,
@@ -39,8 +39,8 @@ pub(super) struct World {
     updates: Vec<f64>,
     bridges: u64,
     fabric: SimFabric,
-    /// Operations take time that passes while ranks compute, so that some are overtaken by many; else they take effect as
-    /// ranks look for them.
+    /// Whether operations take time, which passes while ranks compute, so that many others overtake some of them.
+    /// Otherwise they take effect when ranks poll for them.
     has_clock: bool,
 }
 
@@ -48,7 +48,7 @@ fn update(rank: u32, step: u64, index: usize) -> f64 {
     ((u64::from(rank) * 7 + step * 13 + index as u64 * 5) % 64) as f64 - 31.0
 }
 
-/// Some hosts, without gaps.
+/// Draws hosts, numbered without gaps.
 fn draw_hosts(rng: &mut Xoshiro256PlusPlus, ranks: u32) -> Vec<u32> {
     let mut most = 0;
     (0..ranks)
@@ -141,7 +141,7 @@ impl World {
         *made += 1;
     }
 
-    /// What a rank has when its group is over: the same as the other members.
+    /// Takes the outcome of a rank whose group is over, and checks that all members have the same.
     fn take(&mut self, me: u32, seed: u64) {
         let Rank { driver, leaving, .. } = &mut self.ranks[me as usize];
         let cut = driver.machine_mut().take();
@@ -170,7 +170,7 @@ impl World {
         }
     }
 
-    /// No cut takes the place of a later one.
+    /// Checks that no cut replaces a later one.
     fn check_cuts(&self, newest: &mut BTreeMap<u64, u64>, seed: u64) {
         let driver = &self.ranks[0].driver;
         let plan = driver.machine().plan();
@@ -181,7 +181,7 @@ impl World {
         }
     }
 
-    /// The sum of all registers.
+    /// Returns the sum of all registers.
     fn total(&self) -> Vec<f64> {
         let mut total = vec![0.0; ELEMENTS];
         for rank in 0..self.ranks.len() as u32 {
@@ -232,7 +232,7 @@ pub(super) fn schedule(seed: u64, fault: Option<Fault>) -> World {
     world
 }
 
-/// All members of a group find one model, and no update is lost or enters twice.
+/// All members of a group find the same model, and no update is lost or enters twice.
 #[test]
 fn groups_form_over_any_hosts() {
     let (mut groups, mut bridges, mut spread) = (0, 0, 0);

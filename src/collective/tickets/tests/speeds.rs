@@ -5,10 +5,11 @@ use crate::collective::core::Time;
 use crate::collective::tickets::TicketTerms;
 use crate::collective::tickets::record::GroupCut;
 
-/// How long data moves.
+/// How long the movement of data takes.
 const MOVE: Time = 50;
 
-/// Of `ranks` ranks in groups of 4, half need 2,000 for a step, the others 1,000. Also, when the last one had finished.
+/// Runs `ranks` ranks in groups of 4: half of them need 2,000 for a step, the others 1,000. Also returns when the last
+/// rank had finished.
 fn run(ranks: u32, lends: bool) -> (World, Time) {
     let terms = TicketTerms { lends, ..TicketTerms::sample(ranks, 4) };
     let is_fast = |rank: u32| rank < ranks / 2;
@@ -48,8 +49,8 @@ fn run(ranks: u32, lends: bool) -> (World, Time) {
     (world, now)
 }
 
-/// How many windows of `window` groups leave ranks apart, of how many. The first ones and those in which ranks leave are not
-/// counted.
+/// Returns the number of windows of `window` groups that leave ranks apart, and the number of windows. The first ones
+/// and those in which ranks leave are not counted.
 fn apart(world: &World, ranks: usize, window: usize) -> (usize, usize) {
     let cuts: Vec<&GroupCut> = world.log.iter().flat_map(|log| log.cuts.values()).collect();
     let last = cuts.iter().position(|cut| cut.members.iter().any(|member| member.leaving)).expect("ranks leave");
@@ -84,7 +85,7 @@ fn lenders_connect_fast_ranks_and_slow_ones() {
         assert!(of > 400 && all == of, "{all} of {of}");
         assert!(of_these > 400 && few * 50 <= of_these, "{few} of {of_these}");
         assert!(bridges * 2 < of_these, "{bridges} bridges");
-        // No group waited for them. A synchronous step takes as long as the slowest, and the movement.
+        // No group waited for the slow ranks. A synchronous step takes the time of the slowest rank, plus the movement.
         let updates = u64::from(ranks) * 300;
         let synchronous = updates / u64::from(ranks) * (2_000 + MOVE);
         println!("{ranks} ranks: {updates} updates in {end}, synchronous in {synchronous}");

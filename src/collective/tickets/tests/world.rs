@@ -1,4 +1,4 @@
-//! Ranks over one array of cells, one step at a time, and what must hold after each.
+//! Ranks over one array of cells, one step at a time, and the invariants that are checked after each step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
@@ -11,7 +11,7 @@ use crate::collective::tickets::word::GroupSeat;
 use crate::collective::tickets::{TicketMachine, TicketPlan, TicketTerms, claim, word};
 use crate::fabric::Atomic;
 
-/// Fails the run with what was broken.
+/// Fails the run with a description of the broken invariant.
 macro_rules! ensure {
     ($holds:expr, $($text:tt)+) => {
         if !$holds {
@@ -21,35 +21,35 @@ macro_rules! ensure {
 }
 pub(super) use ensure;
 
-/// What is wrong, if anything.
+/// A description of the first problem, if there is one.
 pub(super) type Checked<T = ()> = Result<T, String>;
 
 #[derive(Clone, Hash)]
 pub(super) struct Rank {
     pub(super) machine: TicketMachine,
-    /// Contributions that it makes before it finishes.
+    /// The number of contributions that it makes before it finishes.
     pub(super) steps: u64,
-    /// Arrivals that it has made.
+    /// The number of arrivals that it has made.
     pub(super) arrivals: u64,
-    /// The segment of its group's data that it moves.
+    /// The segment of its group's data that it is moving.
     pub(super) moves: Option<u64>,
-    /// Lenders whose claims it could not have, for the group that it closes.
+    /// Lenders whose claims it could not get, for the group that it closes.
     refused: Vec<u32>,
 }
 
-/// What happened in a world, beside what its state says.
+/// Counts of events in a world, in addition to its state.
 #[derive(Clone, Default)]
 pub(super) struct Log {
     pub(super) cuts: BTreeMap<u64, GroupCut>,
     /// The group of each arrival: rank and iteration.
     pub(super) entered: BTreeMap<(u32, u64), u64>,
-    /// Groups whose records were free only after a member had its ticket.
+    /// Groups whose records became free only after a member had its ticket.
     pub(super) full_ring: u64,
     /// Groups that moved while a later one had ended.
     pub(super) overtaken: u64,
     /// Registers that were borrowed.
     pub(super) borrowed: u64,
-    /// Compare-swaps that did not get a lender.
+    /// Compare-swaps that failed to get a lender.
     pub(super) refusals: u64,
 }
 
@@ -57,13 +57,13 @@ pub(super) struct Log {
 pub(super) struct World {
     pub(super) ranks: Vec<Rank>,
     pub(super) cells: Vec<u64>,
-    /// The published group that is not over and has a rank's register, where registers are lent.
+    /// Where registers are lent: the published group that is not over and uses a rank's register.
     holders: Vec<Option<u64>>,
     size: u32,
     lends: bool,
     has_deadline: bool,
     records: u64,
-    /// Nothing where states are to be equal whatever led to them; so is the data.
+    /// `None` where states must be equal however they were reached; the same holds for the data.
     pub(super) log: Option<Log>,
     pub(super) data: Option<Data>,
 }
@@ -74,17 +74,17 @@ impl Hash for World {
     }
 }
 
-/// What a step did.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Nothing,
     Something,
-    /// It took a group: the rank computes now.
+    /// The rank took a group, and computes now.
     Took,
 }
 
 impl World {
-    /// Ranks with `steps` contributions each. The machines of all have the same terms but for the rank.
+    /// Returns ranks with `steps` contributions each. The terms of all machines differ only in the rank.
     pub(super) fn new(terms: &TicketTerms, records: Option<u64>, steps: &[u64]) -> Self {
         let plan = |me: u32| {
             let plan = TicketPlan::new(TicketTerms { me, ..terms.clone() });
@@ -133,12 +133,12 @@ impl World {
         self.ranks.iter().all(|rank| rank.machine.has_left())
     }
 
-    /// Whether a rank does something at a time although nothing happens until then.
+    /// Returns whether a rank acts at a time although nothing happens until then.
     pub(super) fn has_timer(&self, me: u32, now: Time) -> bool {
         self.ranks[me as usize].machine.next_timer().is_some_and(|at| at > now)
     }
 
-    /// After a death no rank goes on: each that is not done misses the dead one, or a rank that does.
+    /// Checks that after a death no rank continues: each unfinished rank misses the dead one, or a rank that does.
     pub(super) fn check_bereaved(&self, dead: u32) -> Checked {
         let mut miss: BTreeSet<u32> = BTreeSet::from([dead]);
         loop {
@@ -158,7 +158,7 @@ impl World {
         Ok(())
     }
 
-    /// The seat of a rank, with the iteration of its arrival.
+    /// Returns the seat of a rank, with the iteration of its arrival.
     fn seat(&self, me: u32) -> Option<(GroupSeat, u64)> {
         let rank = &self.ranks[me as usize];
         Some((rank.machine.seat()?, rank.arrivals - 1))
@@ -272,7 +272,7 @@ impl World {
         Ok(())
     }
 
-    /// A rank has drawn a ticket whose record is not free.
+    /// Counts a rank that has drawn a ticket whose record is not free.
     fn note_full_ring(&mut self, me: u32, cell: usize) {
         let machine = &self.ranks[me as usize].machine;
         let drawn = machine.seat().filter(|_| cell == machine.plan().tickets());
@@ -283,7 +283,7 @@ impl World {
         }
     }
 
-    /// An atomic on the claim on a register.
+    /// Checks an atomic on the claim on a register.
     fn check_claim(&mut self, me: u32, cell: usize, atomic: Atomic, found: u64) -> Checked {
         let Some(of) = (0..self.count()).find(|&rank| self.plan().claim(rank) == cell) else { return Ok(()) };
         let Atomic::CompareSwap { expect, new } = atomic else { return Err("a claim is added to".into()) };
@@ -309,7 +309,7 @@ impl World {
         Ok(())
     }
 
-    /// An entry, a cut, or the end of a group.
+    /// Checks the write of an entry, a cut, or the end of a group.
     fn check_pair(&mut self, me: u32, cell: usize, values: [u64; 2]) -> Checked {
         let machine = &self.ranks[me as usize].machine;
         let cut = machine.cut().clone();
@@ -373,7 +373,7 @@ impl World {
         Ok(())
     }
 
-    /// No member needs the group any more.
+    /// Checks that no member needs the group any more.
     fn check_released(&self, me: u32, cut: &GroupCut) -> Checked {
         for member in &cut.members {
             let seat = self.seat(member.rank).filter(|(seat, _)| seat.group == cut.group);
@@ -390,7 +390,7 @@ impl World {
         Ok(())
     }
 
-    /// A closer is about to publish a cut, or to claim a lender's register: it has looked at the window.
+    /// Checks the window that a closer used before it publishes a cut or claims a lender's register.
     fn check_window(&self, me: u32, op: TicketOp, closes: bool, found_none: bool) -> Checked {
         let lender = match op {
             TicketOp::Atomic { cell, .. } => {
@@ -404,7 +404,7 @@ impl World {
         let cut = self.ranks[me as usize].machine.cut();
         let lender = lender.or(cut.lender);
         let cells = |cell: usize| self.cells[cell];
-        // Which ranks have met, by group; the last one is the cut.
+        // The ranks that have met, by group; the last group is the cut.
         let mut groups = Vec::new();
         for group in self.plan().window_before(cut.group)..cut.group {
             let record = self.plan().record(group);
@@ -445,13 +445,13 @@ impl World {
         Ok(())
     }
 
-    /// Whether a rank has said that it leaves.
+    /// Returns whether a rank has announced that it leaves.
     fn is_gone(&self, rank: u32) -> bool {
         let (cell, bit) = self.plan().gone(rank);
         self.cells[cell] & bit != 0
     }
 
-    /// What must hold when all ranks have left.
+    /// Checks the invariants that hold when all ranks have left.
     pub(super) fn check_end_of_all(&self) -> Checked {
         ensure!(self.plan().is_over(&|cell: usize| self.cells[cell]), "all ranks have left, and cells are in use");
         ensure!(word::leavers(self.word()) == self.count(), "not all are counted as leavers");

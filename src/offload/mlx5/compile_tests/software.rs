@@ -1,11 +1,11 @@
-//! The worker of shared memory, without threads: each arrival runs what it triggers.
+//! The worker of shared memory, without threads: each arrival runs the operations that it triggers.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
 
 use crate::trigger::{Layout, Request, SlotCells, Start, TaskWork, Want, Worker};
 
-/// The software worker, whose tables all ranks share: each arrival runs what it triggers.
+/// The software worker, whose tables all ranks share: each arrival runs the operations that it triggers.
 pub(super) struct Software {
     layout: Layout,
     cells: Cells,
@@ -71,21 +71,21 @@ impl Software {
         }
     }
 
-    /// The row that closes a rank's gate: the activation triggers it, and its last signal says that the contribution
-    /// can be reduced.
+    /// Returns the row that closes a rank's gate. The activation triggers it, and its last signal shows that the
+    /// contribution can be reduced.
     fn seal(&self, rank: u32) -> (u32, usize) {
         let row = self.layout.rows.iter().find(|row| row.work == TaskWork::Seal(rank)).unwrap();
         (row.when, row.then.last().unwrap().1)
     }
 
-    /// The inputs of a rank's activation that have come.
+    /// Returns the inputs of a rank's activation that have come.
     pub(super) fn activations(&self, rank: u32) -> BTreeSet<u32> {
         let counter = &self.layout.counters[self.seal(rank).0 as usize];
         let given = |input: &u32| self.cells.0[counter.first + *input as usize] == self.round;
         (0..counter.inputs).filter(given).collect()
     }
 
-    /// The ranks whose contributions can be reduced.
+    /// Returns the ranks whose contributions can be reduced.
     pub(super) fn sealed(&self) -> BTreeSet<u32> {
         (0..self.ranks).filter(|&rank| self.cells.0[self.seal(rank).1] == self.round).collect()
     }

@@ -1,4 +1,4 @@
-//! Bytes become elements.
+//! Decodes elements from bytes.
 
 use super::{
     Condition, Element, ElementError, FETCH_ADD, Fence, INLINE, INVERT, Location, MOST_SEGMENTS, Miss, ON_COMPLETIONS,
@@ -7,13 +7,13 @@ use super::{
 };
 
 impl Element {
-    /// The bytes of an element, from its first segment.
+    /// Returns the length of an element in bytes, from its first segment.
     #[must_use]
     pub fn length(first: &[u8; SEGMENT]) -> usize {
         SEGMENT * usize::from(first[7] & MOST_SEGMENTS as u8)
     }
 
-    /// An element and its index, from bytes that begin with it.
+    /// Returns an element and its index, from bytes that begin with it.
     ///
     /// # Errors
     /// Bytes that are not a whole element, or one that has no meaning here.

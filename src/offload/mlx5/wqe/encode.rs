@@ -1,4 +1,4 @@
-//! Elements become bytes.
+//! Encodes elements as bytes.
 
 use super::{
     BLOCK, Element, ElementError, FETCH_ADD, INLINE, INVERT, Location, MOST_SEGMENTS, ON_COMPLETIONS, ON_WORD,
@@ -97,7 +97,7 @@ impl Operation {
 }
 
 impl Element {
-    /// The element's basic blocks, for the block with this number in its queue (modulo 2¹⁶).
+    /// Returns the element's basic blocks, for the block with this number in its queue (modulo 2¹⁶).
     ///
     /// # Errors
     /// A number that does not fit, a word that is not aligned, or too much data.

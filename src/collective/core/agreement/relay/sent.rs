@@ -1,4 +1,4 @@
-//! What ranks that relay send each other, and what they tell the one that counts arrivals.
+//! Messages between ranks that relay, and notices to the rank that counts arrivals.
 
 use super::super::super::input::{Cells, Time};
 use super::super::super::label::Label;
@@ -6,8 +6,8 @@ use super::super::super::op::Counted;
 use super::super::super::plan::{Plan, RELAYED_ROUNDS, SIGNALLED_ROUNDS};
 use crate::trigger::{Buffer, Chunk};
 
-/// What a rank tells the one that counts arrivals: for which round it arrived, and how long that is to stay open if this
-/// arrival fires it.
+/// A notice to the rank that counts arrivals: the round that the sender arrived for, and how long the round stays open
+/// if this arrival fires it.
 pub(super) struct ArrivalNotice {
     pub(super) round: u64,
     pub(super) grace: Time,
@@ -15,7 +15,7 @@ pub(super) struct ArrivalNotice {
 
 impl ArrivalNotice {
     const GRACE_BITS: u32 = 24;
-    /// What a grace is told in: more than four seconds fit.
+    /// The unit of the grace in a notice: the field holds more than four seconds.
     const UNIT: Time = 256;
 
     pub(super) fn cell(self) -> u64 {
@@ -28,24 +28,24 @@ impl ArrivalNotice {
     }
 }
 
-/// Data that is sent in a round.
+/// Returns the counter of data sent in a round.
 pub(super) fn relayed_in(round: u64) -> Counted {
     Counted::Relayed { turn: (round % RELAYED_ROUNDS) as u32 }
 }
 
-/// Activations and arrivals that are sent in a round.
+/// Returns the counter of activations and arrivals sent in a round.
 pub(super) fn signalled_in(round: u64) -> Counted {
     Counted::Signalled { turn: (round % SIGNALLED_ROUNDS) as u32 }
 }
 
-/// The label of what lies at an offset.
+/// Returns the label of the data at an offset.
 pub(super) fn label_of(at: usize, plan: &Plan, cells: &impl Cells) -> Label<impl Fn(usize) -> u64> {
     let last = plan.cell_of_data(at) - 1;
     Label::new(move |index| cells.load(last - index))
 }
 
-/// What is written to another rank: from where, to where there, and how many bytes. The part that is sent lies right behind
-/// the label.
+/// Returns what to write to another rank: the source, the target there, and the number of bytes. The part that is sent
+/// lies right after the label.
 pub(super) fn relayed(
     (source, target): (Buffer, Buffer),
     chunk: Chunk,
@@ -60,7 +60,7 @@ pub(super) fn relayed(
     (from - before, to - before, bytes)
 }
 
-/// The same for a part of an outcome, if it is not empty: all ranks have the label.
+/// Returns the same for a part of an outcome, if it is not empty: all ranks have the label.
 pub(super) fn gathered(chunk: Chunk, round: u64, plan: &Plan) -> Option<(usize, usize, usize)> {
     let (skip, len) = plan.chunk_span(chunk);
     let at = plan.area(Buffer::Outcome, round) + skip;

@@ -1,4 +1,4 @@
-//! What the initiator does between closing a cut and all ranks knowing it.
+//! What the initiator does from closing a cut until all ranks know it.
 
 use super::super::super::context::Context;
 use super::super::super::entry::{Entry, Part};
@@ -14,8 +14,8 @@ use crate::fault::Fault;
 use crate::rule::MovementBy;
 
 impl Words {
-    /// Writes the cut down once the tag of every member is here. Tags travel apart from bits, so
-    /// some may be missing yet.
+    /// Writes the cut once the tag of every member is here. Tags travel separately from bits, so some may still be
+    /// missing.
     pub(super) fn gather(&mut self, arrival: &mut Arrival<WordStage>, cx: &mut Context, cells: &impl Cells) {
         let round = cx.ledger.open();
         let unseen = self.fill(round, cx, cells);
@@ -23,8 +23,8 @@ impl Words {
         if unseen.is_some() {
             return;
         }
-        // Before any rank can learn that this round is over, the next one's words are zero. All
-        // have released the round that used them last: this rank checked when it arrived.
+        // The next round's words must be zero before any rank can learn that this round is over. All ranks have
+        // released the round that used them last: this rank checked that when it arrived.
         let (next, host) = (round + 1, cx.ledger.home_host_after(round, &cx.plan));
         arrival.enter(WordStage::Clearing, &mut cx.outbox);
         if cx.plan.fault(Fault::SkipRearm) || cx.plan.fault(Fault::LateRearm) {
@@ -39,7 +39,7 @@ impl Words {
         }
     }
 
-    /// Whether a rank has a carried and a fresh part in the words that are known.
+    /// Returns whether a rank has a carried and a fresh part in the words that this rank knows.
     fn parts_of(&self, rank: u32) -> (bool, bool) {
         let (index, bit) = place_of(rank);
         let known = self.words[index as usize];
@@ -47,7 +47,7 @@ impl Words {
         (has(bits::carried(known)), has(bits::arrived(known)))
     }
 
-    /// Members of the cut that this rank has closed whose tags are not here.
+    /// Returns the members of the cut that this rank has closed whose tags are not here.
     pub(super) fn untagged(&self, cx: &Context, cells: &impl Cells) -> impl Iterator<Item = u32> {
         let Context { plan, ledger, .. } = cx;
         let round = ledger.open();
@@ -58,8 +58,8 @@ impl Words {
         })
     }
 
-    /// Goes on with the cut from the first member on whose tag was not seen; that one's rank now, if there is one. A tag that
-    /// was seen stays as it is until the round has fired.
+    /// Continues the cut from the first member whose tag was not seen, and returns the rank that is first now, if there
+    /// is one. A seen tag stays unchanged until the round has fired.
     fn fill(&self, round: u64, cx: &mut Context, cells: &impl Cells) -> Option<u32> {
         let plan = &cx.plan;
         let cut = cx.ledger.cut_mut(round);
@@ -86,7 +86,8 @@ impl Words {
         })
     }
 
-    /// The next round is ready: hands out the record. What the initiator reduces by itself is in place before it.
+    /// Hands out the record after the next round was made ready. The data that the initiator reduces itself is in place
+    /// before.
     pub(super) fn cleared(&self, arrival: &mut Arrival<WordStage>, cx: &mut Context) {
         let round = cx.ledger.open();
         let reduces = cx.plan.movement == MovementBy::Initiator;
@@ -110,7 +111,7 @@ impl Words {
     }
 }
 
-/// What a rank shows of its buffers, with the buffer that each lies beside.
+/// Returns the tags of a rank's buffers, each with its buffer.
 fn tags(plan: &Plan, rank: u32, cells: &impl Cells) -> impl Iterator<Item = Tag> {
     (0..BUFFERS).map(move |buffer| Tag { buffer, ..Tag::from_cell(cells.load(plan.tag(rank, buffer))) })
 }
@@ -119,8 +120,8 @@ fn fresh_tag(plan: &Plan, rank: u32, round: u64, cells: &impl Cells) -> Option<T
     tags(plan, rank, cells).find(|tag| tag.target == round)
 }
 
-/// A rank's contributions enter in order, so of those made for earlier rounds the newest is
-/// the one that is carried.
+/// Returns the tag of the carried contribution: a rank's contributions enter in order, so the carried one is the newest
+/// of those made for earlier rounds.
 fn carried_tag(plan: &Plan, rank: u32, round: u64, cells: &impl Cells) -> Option<Tag> {
     let earlier = |tag: &Tag| tag.target > 0 && tag.target < round && !tag.leaving;
     tags(plan, rank, cells).filter(earlier).max_by_key(|tag| tag.target)
