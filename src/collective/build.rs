@@ -40,7 +40,6 @@ use crate::rule::{Absent, AgreementBy, Executor, Fire, Grace, Mover, Scale, Sche
 use crate::time::Deadline;
 use crate::trigger::{Request, Start};
 use crate::world::World;
-use combinations::Kind;
 use models::Model;
 
 /// The choices for a partial allreduce, from [`World::allreduce`]. All ranks must make the same choices.
@@ -222,7 +221,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     /// A choice that `build` would refuse on this rank.
     pub fn check(&self) -> Result<()> {
         match self.group {
-            Group::Arrivals(_) => self.check_choices(Kind::Arrivals).map(drop),
+            Group::Arrivals(size) => self.plan_arrivals(size).map(drop),
             _ => self.plan(self.executor == Executor::Provider).map(drop),
         }
     }
@@ -253,7 +252,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         alike.map_err(|error| world.with_hosts(error))?;
 
         let mut executor = self.chosen_executor();
-        let mut endpoint = world.fabric().open(RawAccess::CRATE)?;
+        let mut endpoint = self.or_abort(world.fabric().open(RawAccess::CRATE))?;
         let runner = match plan.agreement {
             AgreementBy::Cards => self.offload(&plan, until)?,
             _ => None,
@@ -263,7 +262,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
             executor = Executor::Thread;
         }
         if runner.is_none() && plan.agreement == AgreementBy::Cards {
-            plan = self.plan(false)?;
+            plan = self.or_abort(self.plan(false))?;
             executor = parameters.executor();
         }
         let model = self.model();
@@ -273,7 +272,10 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         let regions = match plan.agreement {
             // Only the rank's own cells, and no regions of other ranks.
             AgreementBy::Cards => Regions { control: vec![Region(0); plan.ranks as usize].into(), data: [].into() },
-            _ => import_regions(world.rank(), operation, &mut *endpoint, &plan.topology, &everybody)?,
+            _ => {
+                let named = import_regions(world.rank(), operation, &mut *endpoint, &plan.topology, &everybody);
+                self.or_abort(named)?
+            }
         };
         let reduction = Reduction { dtype: self.dtype, reduce: self.reduce, scale: self.scale, absent: self.absent };
         tracing::debug!(rank = world.rank(), fire = %self.fire, bytes = plan.bytes, path = plan.path_name(), "collective made");
@@ -294,7 +296,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     }
 
     /// Returns the plan of this rank if all ranks have chosen alike. A rank with an error still takes part in this
-    /// exchange and in the next one, so that an error of one rank is an error of all, with its reason.
+    /// exchange, so that an error of one rank is an error of all, with its reason.
     fn agree<P>(&self, planned: Result<P>, choices: impl FnOnce(&P) -> Choices, until: Instant) -> Result<P> {
         let rank = self.world.rank();
         let planned = planned.and_then(|plan| {

@@ -19,12 +19,12 @@ impl<T: Item> AllreduceBuilder<'_, T> {
     /// Builds the collective with groups of this size. As [`build`](AllreduceBuilder::build).
     pub(super) fn build_arrivals(self, size: u32) -> Result<Allreduce<T>> {
         let (operation, world) = (OPERATION, self.world);
-        let until = Deadline::from(world.deadline()).instant();
+        let until = self.until.unwrap_or_else(|| Deadline::from(world.deadline()).instant());
         let planned = self.plan_arrivals(size);
         let segment = ("the segment (by hw-config)", world.parameters().segment().to_string());
-        let choices = [self.common_choices(), vec![segment]].concat();
-        let (plan, areas) = self.agree(planned, |_| choices, until)?;
-        let mut endpoint = world.fabric().open(RawAccess::CRATE)?;
+        let choices = |_: &_| [self.common_choices(), vec![segment]].concat();
+        let (plan, areas) = self.agree(planned, choices, until)?;
+        let mut endpoint = self.or_abort(world.fabric().open(RawAccess::CRATE))?;
         let topology = world.topology().clone();
         let host = topology.host_of(world.rank());
         let models = topology.ranks_of(host).iter().map(|&rank| areas.register(rank));
@@ -38,7 +38,8 @@ impl<T: Item> AllreduceBuilder<'_, T> {
             false => Ok(Vec::new()),
         };
         let everybody = self.trade_keys(made, until)?;
-        let regions = import_regions(world.rank(), operation, &mut *endpoint, &topology, &everybody)?;
+        let named = import_regions(world.rank(), operation, &mut *endpoint, &topology, &everybody);
+        let regions = self.or_abort(named)?;
         tracing::debug!(rank = world.rank(), size, bytes = areas.bytes(), "collective by order of arrival made");
         let own_register = areas.register(world.rank());
         let memory = Memory {
@@ -61,7 +62,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
     }
 
     /// Returns this rank's plan and where its data lies, or what is wrong with its choices.
-    fn plan_arrivals(&self, size: u32) -> Result<(TicketPlan, Areas)> {
+    pub(super) fn plan_arrivals(&self, size: u32) -> Result<(TicketPlan, Areas)> {
         let usage = |problem| self.usage(problem);
         let (rank, ranks) = (self.world.rank(), self.world.size());
         let (_, bytes) = self.check_choices(Kind::Arrivals)?;

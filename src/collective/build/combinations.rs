@@ -198,10 +198,7 @@ pub(super) const CONFLICTS: [Conflict; 28] = [
     ),
     conflict(
         "executor=provider; a deadline or full rounds",
-        |it| {
-            let alike = it.fire.limit().is_none() && (!it.fire.is_full(0) || it.fire.is_synchronous());
-            it.kind == Kind::Offloaded && !alike
-        },
+        |it| it.kind == Kind::Offloaded && (it.fire.limit().is_some() || it.fire.has_full_rounds()),
         "a provider runs rounds that all look alike, without a deadline; use all, solo, majority or quorum",
     ),
     conflict(

@@ -1,7 +1,7 @@
 //! Small rounds to read: what ranks of one host do by words and by tags, arrival by arrival. The simulator plays the same
 //! machines in random worlds.
 
-use super::{Cells, Cut, Effort, Machine, Op, Operands, Part, Plan, Terms};
+use super::{Cells, Cut, Effort, FOREVER, Machine, Op, Operands, Part, Plan, Terms};
 use crate::fabric::{Atomic, Change};
 use crate::rule::{Fire, MovementBy};
 
@@ -38,6 +38,17 @@ impl Host {
     fn leaves(&mut self, rank: usize) {
         self.ranks[rank].leave();
         self.goes_on(rank);
+    }
+
+    /// A rank whose last arrival is in a round reads no more of any round.
+    fn is_gone(&mut self, rank: usize) {
+        self.goes_on(rank);
+        let machine = &mut self.ranks[rank];
+        machine.take(false);
+        assert!(machine.has_left() && machine.is_finished());
+        machine.release(FOREVER);
+        self.goes_on(rank);
+        assert!(self.ranks[rank].has_gone());
     }
 
     fn goes_on(&mut self, rank: usize) {
@@ -161,6 +172,7 @@ fn a_round_does_not_wait_for_a_rank_that_left() {
         host.arrives(2);
         assert_eq!(host.takes(0), ["round 1: 0, 1 leaves, 2"], "{fire}");
         assert_eq!(host.takes(2), ["round 1: 0, 1 leaves, 2"]);
+        host.is_gone(1);
         host.arrives(2);
         assert_eq!(host.takes(2), [""; 0]);
         host.arrives(0);

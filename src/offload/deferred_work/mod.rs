@@ -22,7 +22,7 @@ mod teardown;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::fabric::ofi::{Library, Registered, Remote, Work, WorkQueue, most_queued};
+use crate::fabric::ofi::{Counter, Library, Registered, Remote, Work, WorkQueue, most_queued};
 use crate::fabric::{Access, RawAccess, Window};
 use crate::trigger::{Action, Operation, Profile, Program, Request, Role, Schedule, Signal, compile};
 use budget::most_uses;
@@ -298,6 +298,10 @@ impl DeferredProgram {
     /// The provider's error.
     pub fn take_back(&mut self, slot: usize) -> Result<bool> {
         self.calls += 1;
+        if self.slots[slot].is_token_revoked {
+            // A second reset would lose an activation that came in between.
+            return Err(self.usage("take_back", "the token is out already; let the contribution in first"));
+        }
         if self.is_sealed(slot)? {
             return Ok(false);
         }
@@ -358,6 +362,17 @@ impl DeferredProgram {
         counter.map_or(Ok(0), |counter| counter.read()).map_err(|code| self.queue.refused(code))
     }
 
+    /// Returns an error if a write of the slot's work has failed: nothing that it triggers comes any more.
+    fn check_writes(&self, slot: usize) -> Result<()> {
+        let Slot { counters, signals_written, .. } = &self.slots[slot];
+        // A provider that counts no failures has none to report.
+        let failed = |counter: &Counter| counter.failures().is_ok_and(|failures| failures > 0);
+        match counters.get(&Role::Sent).is_some_and(|sent| failed(sent)) || failed(signals_written) {
+            true => Err(Error::transport(self.rank, None, "poll", "a write that its provider had queued failed")),
+            false => Ok(()),
+        }
+    }
+
     fn is_full(&self, slot: usize, role: Role) -> Result<bool> {
         let inputs = u64::from(self.program.inputs(role));
         Ok(self.value(slot, role)? >= self.slots[slot].uses * inputs)
@@ -369,6 +384,7 @@ impl DeferredProgram {
     /// The provider's error.
     pub fn has_outcome(&mut self, slot: usize) -> Result<bool> {
         self.calls += 1;
+        self.check_writes(slot)?;
         self.is_full(slot, Role::Sealed)
     }
 
@@ -385,6 +401,7 @@ impl DeferredProgram {
     /// The provider's error.
     pub fn is_over(&mut self, slot: usize) -> Result<bool> {
         self.calls += 1;
+        self.check_writes(slot)?;
         let state = &self.slots[slot];
         let written = state.signals_written.read().map_err(|code| self.queue.refused(code))?;
         if written < state.uses * state.signals {
@@ -424,7 +441,8 @@ impl DeferredProgram {
                 slot.counters[&counter.role].set(value).map_err(|code| self.queue.refused(code))?;
             }
             slot.signals_written.set(uses * slot.signals).map_err(|code| self.queue.refused(code))?;
-            self.slots[index].uses = uses;
+            let state = &mut self.slots[index];
+            (state.uses, state.readied, state.arrived) = (uses, uses, uses);
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::executor::runner::{ROWS, Runner};
 use crate::fabric::memory::check_memory;
 use crate::fabric::{RawAccess, Window, ofi};
+use crate::sync;
 use crate::trigger::{Deposit, Gate, Request};
 
 /// Bytes of a header: a cache line.
@@ -143,7 +144,9 @@ impl Runner for Provider {
     }
 
     fn has_heard(&self, round: u64, rank: u32) -> bool {
-        Gate(self.header_of(round, rank).0).round() == round
+        // The provider may write it now, so it is read as the cell that it is.
+        let at = self.program.offset_of(self.slot(round), rank);
+        Gate(sync::look(self.program.window().cell(at / size_of::<u64>()))).round() == round
     }
 }
 

@@ -67,6 +67,12 @@ impl Areas {
 }
 
 impl Areas {
+    /// Returns the number of outcomes that the memory holds at once.
+    #[cfg(any(test, feature = "cli"))]
+    pub(super) fn outcomes(&self) -> u64 {
+        self.outcomes
+    }
+
     /// Returns where the last area ends.
     pub(super) fn end(&self) -> usize {
         self.end

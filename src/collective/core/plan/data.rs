@@ -22,7 +22,7 @@ const CELL: usize = size_of::<u64>();
 
 /// Rows for the pushed data of a synchronous rank: for the round that is being reduced, and for the next one, for which
 /// a rank that has finished that round already pushes.
-const ROWS: u64 = 2;
+const ROWS: u32 = 2;
 
 /// The location of an outcome and the record of its cut, which lie together where one rank reduces a round and
 /// announces it to other hosts: a network writes both at once. A row holds the cut from the outcome downwards, and the
@@ -120,6 +120,11 @@ impl Plan {
         }
     }
 
+    /// Returns the number of rows that a rank's pushed data uses in turn.
+    pub(super) fn pushed_rows(&self) -> u32 {
+        if self.by_tags() && !self.packs_tags() { ROWS } else { BUFFERS }
+    }
+
     fn partials(&self) -> u32 {
         self.program.as_ref().map_or(0, |program| program.partials())
     }
@@ -133,7 +138,7 @@ impl Plan {
     /// Returns how many values of a register are kept at once. When a register is written in round *t*, all ranks have
     /// released round *t* - depth. So a rank may hold the values after each of the `depth` - 1 rounds since, and the
     /// newest of them is read to compute the one that is written.
-    fn register_slots(&self) -> u64 {
+    pub(super) fn register_slots(&self) -> u64 {
         self.depth.max(2)
     }
 
@@ -196,11 +201,7 @@ impl Plan {
     /// there. Ranks read only the last two synchronous rounds: a rank that pushes knows that all ranks have arrived for
     /// the last round, and so have reduced the one before.
     pub(crate) fn pushed(&self, rank: u32, buffer: u32, round: u64) -> usize {
-        let row = match self.by_tags() {
-            true if self.packs_tags() => Self::tag_of(round),
-            true => (round % ROWS) as u32,
-            false => buffer,
-        };
+        let row = if self.by_tags() { (round % u64::from(self.pushed_rows())) as u32 } else { buffer };
         self.contribution(rank, row)
     }
 

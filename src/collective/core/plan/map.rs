@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 
+use super::areas::Areas;
 use super::cell_names::CUT;
 use super::{BUFFERS, Plan, RECEIVING_ROWS, RELAYED_ROUNDS};
 use crate::collective::core::cut::Cut;
 use crate::rule::{AgreementBy, MovementBy};
+use crate::trigger::Buffer;
 
 const CELL: usize = size_of::<u64>();
 
@@ -61,8 +63,8 @@ impl Plan {
         self.every_rank().filter(move |&rank| self.host_of(rank) == host).map(|rank| self.seen_by(rank))
     }
 
-    /// Returns the named ranges of a host's data region at one time, where a round has `homes` reducers.
-    fn named_bytes(&self, host: u32, homes: usize) -> Vec<(String, Range<usize>)> {
+    /// Returns the named ranges of a host's data region at one time, where a round has `reducers` reducers.
+    fn named_bytes(&self, host: u32, reducers: usize) -> Vec<(String, Range<usize>)> {
         let mut all = Vec::new();
         let mut add = |name: String, from: usize, len: usize| all.push((name, from..from + len));
         for plan in self.on_host(host) {
@@ -82,7 +84,7 @@ impl Plan {
             let several = plan.butterfly().is_some();
             for plan in self.on_host(host).take(if several { usize::MAX } else { 1 }) {
                 let me = plan.me;
-                for count in 0..plan.depth.max(2) {
+                for count in 0..plan.register_slots() {
                     add(format!("register of rank {me}, value {count}"), plan.register(me, count), plan.bytes);
                 }
                 if several && plan.topology.has_elsewhere() {
@@ -90,13 +92,16 @@ impl Plan {
                 }
             }
         } else if plan.movement != MovementBy::Everyone {
-            let slots = if plan.elects_reducers() { 1 } else { plan.depth };
-            (1..=slots).for_each(|round| add(format!("outcome in slot {round}"), plan.outcome(round), plan.bytes));
+            let relayed = plan.data.areas.as_ref().map(Areas::outcomes);
+            let slots = relayed.unwrap_or(if plan.elects_reducers() { 1 } else { plan.depth });
+            let label = relayed.and_then(|_| plan.shape(Buffer::Outcome)).map_or(0, |(label, _)| label);
+            for round in 1..=slots {
+                add(format!("outcome in slot {round}"), plan.outcome(round) - label, label + plan.bytes);
+            }
         }
         if plan.pushes() {
             for rank in self.every_rank().filter(|&rank| self.host_of(rank) != host) {
-                let places = if plan.by_tags() { 2 } else { BUFFERS };
-                for place in 0..places {
+                for place in 0..plan.pushed_rows() {
                     let from = plan.pushed(rank, place, u64::from(place) + 1);
                     add(format!("data {place} that rank {rank} pushes"), from, plan.bytes);
                 }
@@ -121,10 +126,10 @@ impl Plan {
         }
         if plan.movement == MovementBy::Reducers {
             // This host is that of the reducer with the longest share.
-            let (_, len) = plan.share_span(0, homes);
+            let (_, len) = plan.share_span(0, reducers);
             for row in 0..RECEIVING_ROWS {
-                for rank in self.every_rank().filter(|&rank| (self.host_of(rank) as usize) < homes) {
-                    let from = plan.received(rank, row, (self.host_of(rank) as usize, homes));
+                for rank in self.every_rank().filter(|&rank| (self.host_of(rank) as usize) < reducers) {
+                    let from = plan.received(rank, row, (self.host_of(rank) as usize, reducers));
                     add(format!("share that rank {rank} sends, row {row}"), from, len);
                 }
             }
