@@ -22,6 +22,11 @@ impl Distribution {
         self.0.get(index).copied().unwrap_or(f64::NAN)
     }
 
+    /// Returns the quantiles that reports of times state: p50, p90, p99, p99.9, the least and the greatest.
+    pub(super) fn usual(&self) -> [f64; 6] {
+        [0.5, 0.9, 0.99, 0.999, 0.0, 1.0].map(|at| self.quantile(at))
+    }
+
     /// Returns the mean. NaN if there are no values.
     pub(super) fn mean(&self) -> f64 {
         self.0.iter().sum::<f64>() / self.len() as f64

@@ -22,6 +22,13 @@ pub(crate) fn host_identity() -> String {
     format!("{} {} {}", boot(), space("pid"), space("net"))
 }
 
+/// Returns the kernel of this machine, such as `Linux 6.1.0`.
+#[cfg(feature = "cli")]
+pub(crate) fn kernel() -> String {
+    let name = rustix::system::uname();
+    format!("{} {}", name.sysname().to_string_lossy(), name.release().to_string_lossy())
+}
+
 /// Returns the name by which people know this machine.
 pub(crate) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()

@@ -7,5 +7,7 @@ mod host;
 mod memory;
 
 pub(crate) use cores::{Cores, is_oversubscribed};
+#[cfg(feature = "cli")]
+pub(crate) use host::kernel;
 pub(crate) use host::{host_identity, host_name, network_stack};
 pub(crate) use memory::available_memory;

@@ -47,7 +47,14 @@ fn bench_prints_rows_and_json() {
             "iterations",
             "mean_us",
             "p50_us",
+            "p90_us",
             "p99_us",
+            "p999_us",
+            "algbw_gb_s",
+            "busbw_gb_s",
+            "host",
+            "kernel",
+            "cores",
             "min_us",
             "max_us",
             "ideal_us",
@@ -78,6 +85,27 @@ fn bench_prints_rows_and_json() {
         assert!(row["fresh_min"].as_u64().unwrap() >= least, "{row}");
         assert!(row["mean_us"].as_f64().unwrap() > 0.0 && row["ideal_us"].as_f64().unwrap() >= 0.0);
     }
+}
+
+/// The same measurement for spreadsheets: conditions as comments, a line of names, and a line for each row.
+#[test]
+fn bench_prints_comma_separated_values() {
+    let args = ["bench", "-n", "2", "--fire", "all", "--fire", "quorum=1,full=4", "--iters", "20", "--csv"];
+    let output = earlybird(&args).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let (comments, lines): (Vec<&str>, Vec<&str>) = stdout.lines().partition(|line| line.starts_with('#'));
+    for about in ["# op: allreduce", "# ranks: 2", "# asked.mover: auto", "# kernel: Linux"] {
+        assert!(comments.iter().any(|line| line.starts_with(about)), "{about}: {comments:?}");
+    }
+    assert!(lines[0].starts_with("fire,skew,bytes,iterations,") && lines.len() == 3, "{lines:?}");
+    let names = lines[0].split(',').count();
+    assert!(lines[1].starts_with("all,none,8,20,") && lines[1].split(',').count() == names, "{lines:?}");
+    // A comma in a value is quoted.
+    assert!(lines[2].starts_with("\"quorum=1,full=4\",none,8,20,"), "{lines:?}");
+    assert_eq!(lines[2].split(',').count(), names + 1, "{lines:?}");
+    let both = earlybird(&["bench", "--csv", "--json"]).output().unwrap();
+    assert!(!both.status.success());
 }
 
 /// Each row, of any operation, names its binary.

@@ -36,7 +36,7 @@ fn tell(world: &World, armed: Arming, conditions: Option<&Conditions>) {
             "provider": provider, "operations": operations, "transfers": transfers, "rounds": seconds.len(),
             "p50_us": p50, "p99_us": p99, "each_us": each(p50),
         });
-        return say!("{}", conditions.row(row));
+        return conditions.say(row);
     }
     let mut table = Table::new(&["ranks", "operations", "transfers", "rounds", "p50_us", "p99_us", "each_us"]);
     let counts = [u64::from(world.size()), operations, transfers, seconds.len() as u64].map(|count| count.to_string());

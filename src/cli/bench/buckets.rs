@@ -105,7 +105,7 @@ pub(super) fn run(world: &World, args: &Args, trace: &Trace, conditions: Option<
                 "buckets": run.buckets.to_string(), "messages": messages, "steps": times.len(), "mean_ms": mean,
                 "p50_ms": p50, "min_ms": min, "warmup": warmup, "predicted_ms": predicted, "wrong": wrong,
             });
-            say!("{}", conditions.row(row));
+            conditions.say(row);
             continue;
         }
         let time = |ms: f64| format!("{ms:.2}");

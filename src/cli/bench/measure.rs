@@ -103,6 +103,9 @@ impl Expected {
     }
 }
 
+/// The step of which a rank that fails slow takes a multiple: nothing else is computed here.
+const STEP: Duration = Duration::from_millis(1);
+
 /// The number of rounds that are checked in full, with data that changes from round to round.
 const CHECKED: u64 = 12;
 
@@ -179,7 +182,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
             }
         }
         if !case.skew.is_none() {
-            let delays = case.skew.delays(world.size(), before, case.seed);
+            let delays = case.skew.delays(world.size(), before, case.seed, STEP);
             // A rank that was late for the round before a full one still waits for that one: it reaches no barrier
             // before the others have arrived.
             if same_rounds && !case.fire.is_full(newest + 1) {
@@ -231,7 +234,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     measured.wrong = total(world, errors)?;
     let ideal = |iteration: u32| {
         let time = u64::from(case.warmup + iteration);
-        case.skew.ideal((case.fire, case.grace), world.size(), time, case.seed).as_secs_f64() * 1e6
+        case.skew.ideal((case.fire, case.grace), world.size(), (time, case.seed, STEP)).as_secs_f64() * 1e6
     };
     let mean = || (0..case.iters).map(ideal).sum::<f64>() / f64::from(case.iters);
     measured.ideal_us = (!case.is_by_arrival()).then(mean);

@@ -19,7 +19,7 @@ use clap::ValueEnum;
 use super::common::{Common, Membership};
 use super::launch::again;
 use super::skew::Skew;
-use conditions::Conditions;
+use conditions::{Conditions, Form};
 use measure::Case;
 use report::Report;
 
@@ -150,7 +150,9 @@ pub(super) struct Args {
     /// About how long a row of a collective takes, if --iters is not given
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, conflicts_with = "iters")]
     seconds: f64,
-    /// Which ranks are late: none, linear:1ms, half:10ms, one:RANK:200ms, random:K:200ms, lognormal:MEAN:SIGMA
+    /// Which ranks are late: none, linear:1ms, half:10ms, one:RANK:200ms, random:K:200ms, lognormal:MEAN:SIGMA,
+    /// failslow:FACTOR:START:END[:RANKS] (rounds; these ranks, or the last, take a multiple of 1 ms), trace:FILE (lines of
+    /// step,rank,seconds)
     #[arg(long, default_value = "none")]
     skew: Skew,
     /// For --op solo_lat: stop the processes of the other ranks meanwhile. All are on this machine, over shm, or over verbs
@@ -168,6 +170,9 @@ pub(super) struct Args {
     /// two to four]
     #[arg(long)]
     group: Option<Group>,
+    /// Comma-separated values, after the conditions in lines that begin with #
+    #[arg(long, conflicts_with = "json")]
+    csv: bool,
     #[command(flatten)]
     choices: buckets::Choices,
     #[command(flatten)]
@@ -291,7 +296,12 @@ pub(super) fn main(args: Args) -> super::Outcome {
         return again(ranks, args.common.start.bind);
     }
     let world = World::with(&config)?;
-    let conditions = args.common.start.json.then(|| Conditions::new(&world, &config, &args));
+    let form = match (args.common.start.json, args.csv) {
+        (true, _) => Some(Form::Json),
+        (_, true) => Some(Form::Csv),
+        _ => None,
+    };
+    let conditions = form.map(|form| Conditions::new(&world, &config, &args, form));
     let conditions = conditions.as_ref();
     if args.op == BenchOp::Arm {
         arm::run(&world, args.begin, (args.warmup, args.iters), conditions)?;
@@ -332,6 +342,7 @@ fn measure_all(
             wrong += measure_one(world, args, fire, bytes, &mut report)?;
         }
     }
+    report.explain();
     Ok(verdict(wrong))
 }
 

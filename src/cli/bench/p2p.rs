@@ -92,7 +92,7 @@ pub(super) fn times(measured: Measured, conditions: Option<&Conditions>, table: 
             "bytes": measured.bytes, "iterations": measured.iterations, "min_us": min, "max_us": max,
             "p50_us": typical, "mean_us": average, "stdev_us": deviation, "p99_us": p99, "p999_us": p999,
         });
-        return say!("{}", conditions.row(row));
+        return conditions.say(row);
     }
     let numbers = values.iter().map(|value| format!("{value:.2}"));
     table.row(
@@ -113,7 +113,7 @@ fn rate(measured: &Measured, conditions: Option<&Conditions>, table: &mut Rows) 
             "bytes": measured.bytes, "iterations": measured.iterations, "peak_mib_s": peak, "mean_mib_s": average,
             "messages_m_s": messages,
         });
-        return say!("{}", conditions.row(row));
+        return conditions.say(row);
     }
     let numbers = [peak, average].map(|value| format!("{value:.2}"));
     let [peak, average] = numbers;

@@ -1,5 +1,6 @@
 //! Rows for people and for programs.
 
+use crate::machine::{host_name, kernel};
 use crate::{Fire, Group, World};
 use serde_json::json;
 
@@ -9,15 +10,42 @@ use super::measure::{Case, Measured};
 
 pub(super) struct Report<'a> {
     speaks: bool,
+    ranks: u32,
     /// The conditions, if rows are for programs.
     conditions: Option<&'a Conditions>,
     table: Rows,
 }
 
-const COLUMNS: [&str; 14] = [
-    "fire", "bytes", "skew", "iters", "mean_us", "p50_us", "p99_us", "min_us", "max_us", "ideal_us", "fresh", "min",
-    "carried", "wrong",
+const COLUMNS: [&str; 17] = [
+    "fire", "bytes", "skew", "iters", "mean_us", "p50_us", "p90_us", "p99_us", "p99.9_us", "min_us", "max_us",
+    "ideal_us", "busbw", "fresh", "least", "carried", "wrong",
 ];
+
+/// What the columns say that do not explain themselves.
+const LEGEND: [&str; 4] = [
+    "# mean_us to max_us: from arriving to having the outcome, mean over ranks; ideal_us: the wait if communication took no time",
+    "# busbw: GB/s by the mean time, as nccl-tests counts them: bytes / time x 2 (ranks - 1) / ranks",
+    "# fresh, least: contributions in the round they were made for, mean and least of the rounds",
+    "# carried: late contributions in a round, mean; wrong: elements that are not the sum of what a cut lists",
+];
+
+/// Returns the rate at which each rank's data was reduced, in GB/s (`algbw` of nccl-tests), and what this needs of the links
+/// of each rank at least (`busbw`), where an allreduce moves 2 (n - 1) / n of the data to and from each of n ranks.
+pub(super) fn bandwidths(bytes: f64, us: f64, moved: f64) -> [f64; 2] {
+    let rate = bytes / us / 1e3;
+    [rate, rate * moved]
+}
+
+/// The share of its data that an allreduce moves to and from each of so many ranks.
+pub(super) fn moved_by_allreduce(ranks: u32) -> f64 {
+    2.0 * f64::from(ranks - 1) / f64::from(ranks)
+}
+
+/// Returns a line about the binary and this machine, which programs that read tables skip.
+pub(super) fn about_here() -> String {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    format!("# earlybird {}, {}, {cores} core(s), {}", env!("CARGO_PKG_VERSION"), host_name(), kernel())
+}
 
 /// Returns the transport of the world, for people.
 pub(super) fn transport(world: &World) -> String {
@@ -31,9 +59,17 @@ impl<'a> Report<'a> {
         let title = group.map_or_else(|| "allreduce".to_owned(), |group| format!("averages of models, {group}"));
         let speaks = world.rank() == 0;
         if speaks && conditions.is_none() {
-            say!("{title}, {ranks} ranks, {transport}");
+            say!("# {title}, {ranks} ranks, {transport}");
+            say!("{}", about_here());
         }
-        Report { speaks, conditions, table: Rows::new(&COLUMNS) }
+        Report { speaks, ranks, conditions, table: Rows::new(&COLUMNS) }
+    }
+
+    /// Explains the columns, for people.
+    pub(super) fn explain(&self) {
+        if self.speaks && self.conditions.is_none() {
+            LEGEND.iter().for_each(|line| say!("{line}"));
+        }
     }
 
     /// Widens a column for a rule that a later row has.
@@ -48,18 +84,20 @@ impl<'a> Report<'a> {
             return;
         }
         let times = &result.latencies;
-        let (mean, [p50, p99, min, max]) = (times.mean(), [0.5, 0.99, 0.0, 1.0].map(|at| times.quantile(at)));
+        let (mean, [p50, p90, p99, p999, min, max]) = (times.mean(), times.usual());
+        let [algbw, busbw] = bandwidths(result.bytes as f64, mean, moved_by_allreduce(self.ranks));
         if let Some(conditions) = self.conditions {
             let row = json!({
                 "fire": case.fire.to_string(), "skew": case.skew.to_string(), "bytes": result.bytes,
                 "iterations": times.len(), "mover": result.mover.to_string(), "path": result.path,
                 "executor": result.executor.to_string(), "depth": result.depth, "grace": result.grace.to_string(),
-                "mean_us": mean, "p50_us": p50, "p99_us": p99, "min_us": min, "max_us": max,
+                "mean_us": mean, "p50_us": p50, "p90_us": p90, "p99_us": p99, "p999_us": p999, "min_us": min,
+                "max_us": max, "algbw_gb_s": algbw, "busbw_gb_s": busbw,
                 "ideal_us": result.ideal_us, "fresh_mean": result.fresh_mean, "fresh_min": result.fresh_min,
                 "carried_mean": result.carried_mean, "age_mean": result.age_mean, "age_max": result.age_max,
                 "wrong": result.wrong,
             });
-            return say!("{}", conditions.row(row));
+            return conditions.say(row);
         }
         let time = |us: f64| if us < 1000.0 { format!("{us:.2}") } else { format!("{us:.0}") };
         self.table.row(&[
@@ -69,10 +107,13 @@ impl<'a> Report<'a> {
             times.len().to_string(),
             time(mean),
             time(p50),
+            time(p90),
             time(p99),
+            time(p999),
             time(min),
             time(max),
             result.ideal_us.map_or("-".to_owned(), time),
+            format!("{busbw:.3}"),
             format!("{:.2}", result.fresh_mean),
             result.fresh_min.to_string(),
             format!("{:.2}", result.carried_mean),

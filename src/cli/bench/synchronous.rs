@@ -9,7 +9,7 @@ use super::super::common::mean_over_ranks;
 use super::super::distribution::Distribution;
 use super::super::table::Rows;
 use super::conditions::Conditions;
-use super::report::transport;
+use super::report::{about_here, bandwidths, moved_by_allreduce, transport};
 use super::{BenchOp, PATIENCE, TRIAL, iters_within};
 
 /// The data of a rank for one size.
@@ -104,6 +104,16 @@ impl<'a> Case<'a> {
     }
 }
 
+/// Returns how many blocks the data of a call has, as nccl-tests counts it, and the share of it that each rank moves.
+fn moved(op: BenchOp, ranks: u32) -> (f64, f64) {
+    let (all, others) = (f64::from(ranks), f64::from(ranks - 1) / f64::from(ranks));
+    match op {
+        BenchOp::AllReduce => (1.0, moved_by_allreduce(ranks)),
+        BenchOp::Broadcast | BenchOp::Reduce => (1.0, 1.0),
+        _ => (all, others),
+    }
+}
+
 /// Measures each size. Returns how many elements were wrong on this rank.
 pub(super) fn run(
     world: &World,
@@ -112,10 +122,15 @@ pub(super) fn run(
     (warmup, iters, seconds): (u32, Option<u32>, f64),
     conditions: Option<&Conditions>,
 ) -> Result<u64> {
-    let mut table = Rows::new(&["bytes", "iters", "mean_us", "p50_us", "p99_us", "min_us", "max_us", "wrong"]);
+    let mut table = Rows::new(&[
+        "bytes", "iters", "mean_us", "p50_us", "p90_us", "p99_us", "p99.9_us", "min_us", "max_us", "algbw", "busbw",
+        "wrong",
+    ]);
     let mut wrong = 0;
     if world.rank() == 0 && conditions.is_none() {
-        say!("{op}, {} ranks, {}", world.size(), transport(world));
+        say!("# {op}, {} ranks, {}", world.size(), transport(world));
+        say!("{}", about_here());
+        say!("# algbw, busbw: GB/s by the mean time, as nccl-tests counts them");
     }
     for &bytes in sizes {
         let block = bytes as usize / size_of::<u32>();
@@ -155,24 +170,31 @@ pub(super) fn run(
         if world.rank() != 0 {
             continue;
         }
-        let (mean, [p50, p99, min, max]) = (times.mean(), [0.5, 0.99, 0.0, 1.0].map(|at| times.quantile(at)));
+        let (mean, [p50, p90, p99, p999, min, max]) = (times.mean(), times.usual());
         let bytes = block * size_of::<u32>();
+        let (blocks, moved) = moved(op, world.size());
+        let [algbw, busbw] = bandwidths(bytes as f64 * blocks, mean, moved);
         match conditions {
             Some(conditions) => {
                 let row = json!({
-                    "bytes": bytes, "iterations": times.len(), "mean_us": mean, "p50_us": p50, "p99_us": p99,
-                    "min_us": min, "max_us": max, "wrong": total[0],
+                    "bytes": bytes, "iterations": times.len(), "mean_us": mean, "p50_us": p50, "p90_us": p90,
+                    "p99_us": p99, "p999_us": p999, "min_us": min, "max_us": max, "algbw_gb_s": algbw,
+                    "busbw_gb_s": busbw, "wrong": total[0],
                 });
-                say!("{}", conditions.row(row));
+                conditions.say(row);
             }
             None => table.row(&[
                 bytes.to_string(),
                 times.len().to_string(),
                 format!("{mean:.2}"),
                 format!("{p50:.2}"),
+                format!("{p90:.2}"),
                 format!("{p99:.2}"),
+                format!("{p999:.2}"),
                 format!("{min:.2}"),
                 format!("{max:.2}"),
+                format!("{algbw:.3}"),
+                format!("{busbw:.3}"),
                 total[0].to_string(),
             ]),
         }

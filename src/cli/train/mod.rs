@@ -68,8 +68,9 @@ pub(super) struct Args {
     #[arg(long, value_name = "PRESET", conflicts_with = "fire")]
     preset: Vec<Preset>,
     /// Which ranks are late, drawn for each step of a rank: none, linear:1ms, half:10ms,
-    /// one:RANK:30ms, random:K:30ms, lognormal:MEAN:SIGMA [default: the last rank by 30 ms, and none for words,
-    /// where batches differ in length]
+    /// one:RANK:30ms, random:K:30ms, lognormal:MEAN:SIGMA, failslow:FACTOR:START:END[:RANKS] (steps; these ranks, or the
+    /// last, take a multiple of --compute-ms), trace:FILE (lines of step,rank,seconds) [default: the last rank by 30 ms,
+    /// and none for words, where batches differ in length]
     #[arg(long)]
     skew: Option<Skew>,
     /// Milliseconds of computation in a step, padded by sleeping; words: of a step with a batch of mean

@@ -186,8 +186,9 @@ pub(super) fn train(
     for step in first.. {
         let begun = Instant::now();
         let now = learner.rate(tally.progress(wanted));
-        let delay = skew.delays(ranks, step, args.common.seed)[rank as usize];
-        let whole = |learner: &dyn Learner| Duration::from_secs_f64(args.compute_ms() / 1e3 * learner.share()) + delay;
+        let mean_step = Duration::from_secs_f64(args.compute_ms() / 1e3);
+        let delay = skew.delays(ranks, step, args.common.seed, mean_step)[rank as usize];
+        let whole = |learner: &dyn Learner| mean_step.mul_f64(learner.share()) + delay;
         if let Some(layers) = &mut layers {
             learner.gradient(&weights, step, &mut gradient);
             layers.hand_in(&gradient, (begun, whole(learner)))?;
