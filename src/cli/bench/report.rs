@@ -36,7 +36,7 @@ pub(super) fn bandwidths(bytes: f64, us: f64, moved: f64) -> [f64; 2] {
     [rate, rate * moved]
 }
 
-/// The share of its data that an allreduce moves to and from each of so many ranks.
+/// The share of its data that an allreduce moves to and from each of these ranks.
 pub(super) fn moved_by_allreduce(ranks: u32) -> f64 {
     2.0 * f64::from(ranks - 1) / f64::from(ranks)
 }

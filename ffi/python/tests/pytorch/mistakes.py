@@ -469,7 +469,14 @@ def step_in_the_function(group: Any) -> None:
 
 @says("ranks have different models: rank 0 has weight (torch.float32, (2, 6)), and rank 2 weight (torch.float64, (2, 6))")
 def another_type_on_one_rank(group: Any) -> None:
-    Gradients(nn.Linear(6, 2, dtype=torch.float64 if dist.get_rank() == 2 else torch.float32), group=group)
+    model = nn.Linear(6, 2, dtype=torch.float64 if dist.get_rank() == 2 else torch.float32)
+    try:
+        Gradients(model, group=group)
+    except earlybird.Error:
+        # The model trains without it as before.
+        assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+        model(torch.ones(1, 6, dtype=model.weight.dtype)).sum().backward()
+        raise
 
 
 @says("and state a list: state=[optimizer]")

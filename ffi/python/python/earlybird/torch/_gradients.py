@@ -170,7 +170,11 @@ class Gradients:
             if isinstance(item, LRScheduler):
                 by_round(item, lambda: True)
         if group is not None or dist.is_initialized():
-            self._connect()
+            try:
+                self._connect()
+            except BaseException:
+                self._take_off_hooks()
+                raise
         else:
             # A framework creates the group later.
             first = model.register_forward_pre_hook(torch.compiler.disable(lambda *_: self._connect()))
@@ -251,8 +255,12 @@ class Gradients:
         self.rounds, self.contributions, self._account.of_ranks = ends[most[0]]
         _LOG.info("finished after round %d with one model (%d contributions)", self.rounds, self.contributions)
         end(self, self._group)
-        self._handin.end()
         self._sum, self.met, self._has_finished = None, True, True
+        self._take_off_hooks()
+
+    def _take_off_hooks(self) -> None:
+        """Leaves the model and the optimizers as they were."""
+        self._handin.end()
         for hook in self._hooks:
             hook.remove()
         for restore in self._at_the_end:
