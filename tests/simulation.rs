@@ -151,11 +151,15 @@ fn recorded_worlds() {
 fn relays_carry_a_slow_rank() {
     let text = include_str!("corpora/scenarios/relays-carry-a-slow-rank.toml");
     let recording = Arc::new(text.parse::<Recording>().unwrap().named("relays-carry-a-slow-rank"));
+    let mut all = Coverage::default();
     for order in 0..50 {
         let met = run(&recording.in_order(order), &Options::default()).unwrap();
         assert_eq!(met.contributions, 3 * 6 + 2);
-        assert!(met.rounds >= 6 && met.messages_relayed > 0 && met.jumps > 0, "order {order}: {met:?}");
+        assert!(met.rounds >= 6 && met.messages_relayed > 0, "order {order}: {met:?}");
+        all.add(&met);
     }
+    // In some orders over several rounds.
+    assert!(all.jumps > 0, "{all:?}");
 }
 
 #[test]
