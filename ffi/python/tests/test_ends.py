@@ -145,7 +145,7 @@ def test_a_failed_world_stays_failed_in_every_call(failure: str, fire: str) -> N
             while not fails():
                 time.sleep(0.01)
             sends = [np.ones(3), 1] if rank == 0 else [np.ones(3), 0]
-            calls = [sum.arrive, lambda: sum.wait(1), sum.test, lambda: sum.finish(1), world.barrier]
+            calls = [sum.arrive, lambda: sum.wait(1), sum.try_wait, lambda: sum.finish(1), world.barrier]
             calls += [lambda: world.all_reduce(np.ones(3)), lambda: world.send(*sends), lambda: world.receive(np.ones(3))]
             calls += [lambda: world.allreduce(3), lambda: world.empty(3), lambda: world.split(0), lambda: sum.finish(1)]
             for number, call in enumerate(calls):
