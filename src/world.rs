@@ -27,7 +27,7 @@ use crate::executor::helper::Helper;
 use crate::executor::spin::Spin;
 use crate::fabric::Fabric;
 use crate::fabric::ofi::{self, OfiFabric};
-#[cfg(earlybird_tools)]
+#[cfg(earlybird_internals)]
 use crate::fabric::scheduled::Scheduled;
 use crate::fabric::shm::ShmFabric;
 use crate::fabric::verbs::{self, VerbsFabric};
@@ -371,7 +371,8 @@ impl World {
     }
 }
 
-#[cfg(earlybird_tools)]
+/// For the tests and measurements of this repository. The command reaches the same by names of the crate.
+#[cfg(earlybird_internals)]
 impl World {
     /// Returns whether another rank of this machine may need the core that this one runs on.
     #[must_use]

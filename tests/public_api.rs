@@ -171,7 +171,7 @@ fn main() -> Result<()> {
 "#;
 
 /// Names of this repository: elsewhere a compiler reports them as private or missing.
-const INTERNALS: [&str; 20] = [
+const INTERNALS: [&str; 22] = [
     "use earlybird::cli::run;",
     "use earlybird::internals::fabric::Fabric;",
     "use earlybird::bootstrap::StoreAddress;",
@@ -191,6 +191,8 @@ const INTERNALS: [&str; 20] = [
     "use earlybird::simulation::Case;",
     "use earlybird::trigger::{Program, Start};",
     "pub fn from(world: &earlybird::World) { let _ = world.raw_fabric(); }",
+    "pub fn from(world: &earlybird::World) { let _ = world.shares_its_core(); }",
+    "pub fn of(sum: &earlybird::Allreduce<f32>) { let _ = sum.chosen(); }",
     "pub fn of(fire: earlybird::Fire) { let _ = earlybird::trigger::Start::of(fire, earlybird::Grace::Auto, 2); }",
 ];
 

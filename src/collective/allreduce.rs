@@ -298,12 +298,18 @@ impl<T: Item> Allreduce<T> {
         self.calls.executor()
     }
 
-    /// Returns the choices that this collective works with.
+    /// Returns the final values of the builder's choices, for the command.
     #[cfg(earlybird_tools)]
-    #[must_use]
-    pub fn chosen(&self) -> Chosen {
+    pub(crate) fn resulting(&self) -> Chosen {
         let facts = self.calls.session().facts();
         Chosen { mover: facts.mover, grace: facts.grace, depth: facts.depth }
+    }
+
+    /// Returns the final values of the builder's choices, for the tests of this repository.
+    #[cfg(earlybird_internals)]
+    #[must_use]
+    pub fn chosen(&self) -> Chosen {
+        self.resulting()
     }
 
     #[inline]

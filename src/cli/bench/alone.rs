@@ -30,7 +30,7 @@ pub(super) fn check(args: &Args, ranks: u32, plain: bool) -> std::result::Result
 pub(super) fn run(world: &World, args: &Args, sizes: &[u64], conditions: Option<&Conditions>) -> Result<u64> {
     let mut table = p2p::latencies();
     let mut wrong = 0;
-    let fabric = world.raw_fabric();
+    let fabric = world.fabric();
     let own = getpid().as_raw_pid().to_le_bytes();
     let processes = match args.stopped {
         true => fabric.exchange("solo_lat", &own, Instant::now() + PATIENCE)?,
@@ -87,7 +87,7 @@ fn stop_others(world: &World, processes: &[Vec<u8>]) -> Result<Stopped> {
 
 /// Refuses a world in which rounds need ranks that are away, because such rounds would never end.
 fn check_world(world: &World, stopped: bool, sum: &Allreduce<f32>) -> Result<()> {
-    let fabric = world.raw_fabric();
+    let fabric = world.fabric();
     let refused = |problem| Err(Error::Usage { rank: world.rank(), operation: "solo_lat", problem });
     match fabric.name() {
         _ if stopped && fabric.neighbours().len() as u32 != fabric.ranks() => {

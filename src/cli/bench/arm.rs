@@ -18,7 +18,7 @@ pub(super) fn run(
     conditions: Option<&Conditions>,
 ) -> Result<()> {
     let rounds = (u64::from(warmup), u64::from(iters.unwrap_or(200)));
-    let armed = arming(&**world.raw_fabric(), bytes, rounds, PATIENCE)?;
+    let armed = arming(&**world.fabric(), bytes, rounds, PATIENCE)?;
     if world.rank() == 0 {
         tell(world, armed, conditions);
     }

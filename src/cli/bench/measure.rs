@@ -145,7 +145,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     drop(checked);
 
     let mut sum = build::<T>(world, case)?;
-    let Chosen { mover, grace, depth } = sum.chosen();
+    let Chosen { mover, grace, depth } = sum.resulting();
     let mut measured = Measured {
         bytes: case.bytes / size_of::<T>() * size_of::<T>(),
         mover,

@@ -60,7 +60,7 @@ pub(super) fn run(
     conditions: Option<&Conditions>,
 ) -> Result<()> {
     let most = sizes.last().copied().unwrap_or(8);
-    let mut pair = Pair::new(&**world.raw_fabric(), most as usize, PATIENCE)?;
+    let mut pair = Pair::new(&**world.fabric(), most as usize, PATIENCE)?;
     let bandwidth = op == BenchOp::WriteBw;
     let mut table = match bandwidth {
         true => Rows::new(&["bytes", "iterations", "BW_peak_MiB/s", "BW_average_MiB/s", "MsgRate_Mpps"]),

@@ -13,7 +13,7 @@ use super::rounds::{Rounds, gather, longest, told};
 use super::{Effort, PATIENCE};
 
 pub(super) fn connectivity(world: &World, effort: &Effort) -> Result<Finding> {
-    let reached = reach(&**world.raw_fabric(), (effort.operations / 20).max(5), PATIENCE)?;
+    let reached = reach(&**world.fabric(), (effort.operations / 20).max(5), PATIENCE)?;
     let mine = reached.slowest.map_or([0; 2], |(peer, seconds)| [(seconds * 1e9) as u64, u64::from(peer)]);
     let all = (0..).zip(gather(world, mine)?).map(|(rank, [nanos, peer])| (nanos, rank, peer));
     let (nanos, rank, peer): (u64, u32, u64) = all.max().unwrap_or_default();
@@ -34,7 +34,7 @@ fn times(seconds: Vec<f64>, what: &str, (first, last): (u32, u32)) -> Finding {
 
 pub(super) fn write_latency(world: &World, effort: &Effort) -> Result<Finding> {
     let pair = ends(world);
-    let mut both = Pair::between(&**world.raw_fabric(), pair, 8, PATIENCE)?;
+    let mut both = Pair::between(&**world.fabric(), pair, 8, PATIENCE)?;
     let seconds = both.write_latency(8, effort.operations / 10, effort.operations)?;
     world.barrier(PATIENCE)?;
     Ok(times(seconds, "write_lat 8 B", pair))
@@ -42,7 +42,7 @@ pub(super) fn write_latency(world: &World, effort: &Effort) -> Result<Finding> {
 
 pub(super) fn atomic_latency(world: &World, effort: &Effort) -> Result<Finding> {
     let pair = ends(world);
-    let mut both = Pair::between(&**world.raw_fabric(), pair, 8, PATIENCE)?;
+    let mut both = Pair::between(&**world.fabric(), pair, 8, PATIENCE)?;
     let seconds = both.fetch_add_latency(effort.operations / 10, effort.operations)?;
     world.barrier(PATIENCE)?;
     Ok(times(seconds, "fetch_add_lat", pair))

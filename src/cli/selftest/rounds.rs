@@ -64,7 +64,7 @@ impl<'w, T: Exact> Rounds<'w, T> {
 /// Returns the numbers of all ranks, in rank order. All ranks call it.
 pub(super) fn gather<const N: usize>(world: &World, mine: [u64; N]) -> Result<Vec<[u64; N]>> {
     let bytes = mine.map(u64::to_le_bytes).concat();
-    let all = world.raw_fabric().exchange("selftest", &bytes, Instant::now() + PATIENCE)?;
+    let all = world.fabric().exchange("selftest", &bytes, Instant::now() + PATIENCE)?;
     let number = |bytes: &[u8], index: usize| {
         let word = bytes.get(index * 8..index * 8 + 8).and_then(|word| word.try_into().ok());
         word.map_or(u64::MAX, u64::from_le_bytes)

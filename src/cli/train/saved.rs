@@ -118,7 +118,7 @@ impl Saved {
             |saved: &std::result::Result<Saved, String>| saved.as_ref().map_or(0, |saved| saved.checkpoint.round());
         let mine: Vec<u64> = read.iter().map(round).collect();
         let told: Vec<u8> = mine.iter().flat_map(|round| round.to_le_bytes()).collect();
-        let everybody = world.raw_fabric().exchange("restore", &told, Instant::now() + patience)?;
+        let everybody = world.fabric().exchange("restore", &told, Instant::now() + patience)?;
         let common = |round: &u64| everybody.iter().all(|told| told.as_chunks().0.contains(&round.to_le_bytes()));
         let newest = mine.into_iter().filter(|&round| round > 0).filter(common).max();
         let problem = match (newest, &read[0]) {

@@ -360,7 +360,7 @@ impl<'a> Saving<'a> {
 fn digest_of_models(world: &World, model: &[f32]) -> Result<String> {
     let mut own = Sha256::new();
     model.iter().for_each(|weight| own.update(weight.to_bits().to_le_bytes()));
-    let all = world.raw_fabric().exchange("train", own.finalize().as_slice(), Instant::now() + PATIENCE)?;
+    let all = world.fabric().exchange("train", own.finalize().as_slice(), Instant::now() + PATIENCE)?;
     Ok(Sha256::digest(all.concat()).iter().take(8).map(|byte| format!("{byte:02x}")).collect())
 }
 
