@@ -145,8 +145,8 @@ fn recorded_worlds() {
     }
 }
 
-/// A world to read, and what comes of it. In each of its orders the three fast ranks make their rounds by relays, and the slow
-/// one's contributions are carried.
+/// Plays a world that people can read, in 50 orders. In each, the three fast ranks make their rounds by relays, and the
+/// contributions of the slow rank are carried.
 #[test]
 fn relays_carry_a_slow_rank() {
     let text = include_str!("corpora/scenarios/relays-carry-a-slow-rank.toml");

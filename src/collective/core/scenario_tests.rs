@@ -1,18 +1,10 @@
 //! Small rounds to read: what ranks of one host do by words and by tags, arrival by arrival. The simulator plays the same
 //! machines in random worlds.
 
-use super::{Cells, Cut, Effort, FOREVER, Machine, Op, Operands, Part, Plan, Terms};
+use super::tests::Memory;
+use super::{Cut, Effort, FOREVER, Machine, Op, Operands, Part, Plan, Terms};
 use crate::fabric::{Atomic, Change};
 use crate::rule::{Fire, MovementBy};
-
-/// The cells of a host.
-struct Memory(Vec<u64>);
-
-impl Cells for Memory {
-    fn load(&self, cell: usize) -> u64 {
-        self.0[cell]
-    }
-}
 
 /// Ranks of one host, and its cells. Operations take effect at once; no data is reduced.
 struct Host {
@@ -25,7 +17,7 @@ impl Host {
         let hosts = vec![0; ranks as usize];
         let depth = if fire.is_synchronous() { 1 } else { 4 };
         let plan = |me| Plan::new(Terms { depth, ..Terms::sample(me, hosts.clone(), fire, movement) });
-        Host { memory: Memory(vec![0; plan(0).cells()]), ranks: (0..ranks).map(|me| Machine::new(plan(me))).collect() }
+        Host { memory: Memory::of(&plan(0)), ranks: (0..ranks).map(|me| Machine::new(plan(me))).collect() }
     }
 
     /// A rank hands in a contribution, and goes as far as it can.

@@ -6,7 +6,8 @@ use crate::fabric::Atomic;
 use crate::rank_set::RankSet;
 use crate::rule::{Fire, MovementBy};
 
-struct Memory(Vec<u64>);
+/// The cells of a host.
+pub(super) struct Memory(pub(super) Vec<u64>);
 
 impl Cells for Memory {
     fn load(&self, cell: usize) -> u64 {
@@ -15,7 +16,7 @@ impl Cells for Memory {
 }
 
 impl Memory {
-    fn of(plan: &Plan) -> Self {
+    pub(super) fn of(plan: &Plan) -> Self {
         Memory(vec![0; plan.cells()])
     }
 
