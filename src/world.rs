@@ -31,7 +31,7 @@ use crate::fabric::ofi::{self, OfiFabric};
 use crate::fabric::scheduled::Scheduled;
 use crate::fabric::shm::ShmFabric;
 use crate::fabric::verbs::{self, VerbsFabric};
-use crate::machine::{Cores, host_identity, is_oversubscribed};
+use crate::machine::{Cores, host_identity, is_oversubscribed, parallelism};
 use crate::model::{HwConfig, Parameters};
 use crate::seal::Secret;
 use crate::time::Deadline;
@@ -181,7 +181,7 @@ impl World {
         (source, cores): (&'static str, &[Cores]),
     ) -> World {
         let is_oversubscribed = is_oversubscribed(&Cores::own(), cores);
-        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
+        let cores = parallelism() as u32;
         let (collectives, helper) = (AtomicU32::new(0), Mutex::new(None));
         let (boards, symmetric, mail) = (Mutex::new(None), AtomicU64::new(0), Mutex::new(None));
         let copies = Default::default();

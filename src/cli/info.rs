@@ -72,7 +72,7 @@ fn list_variables(json: bool) {
 
 /// Prints the fabrics, and what libfabric and RDMA devices could add.
 fn tell(json: bool, config: &Config) {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = crate::machine::parallelism();
     let libfabric = ofi::library();
     let (devices, trouble) = match libfabric.as_ref().map(devices) {
         Ok(Ok(devices)) => (devices, None),

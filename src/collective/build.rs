@@ -7,22 +7,24 @@ mod arrivals;
 mod checks;
 mod choices;
 mod combinations;
+#[cfg(feature = "cli")]
+pub(crate) mod layout;
 mod models;
 mod plan;
 mod texts;
 
 use std::time::Instant;
 
-pub(super) use checks::CommonChoices;
-
 use super::allreduce::Allreduce;
 use super::calls::Calls;
 use super::checkpoint::Checkpoint;
+
 use super::choices::{Choices, compare, encode, encode_error};
 use super::core::Plan;
 use super::driver::{Driver, Reduction, Regions};
 use super::engine::Engine;
 use super::following::Following;
+use super::options::Options;
 use super::preset::Preset;
 use super::protocol::Protocol;
 use super::raw::Raw;
@@ -48,27 +50,16 @@ use models::Model;
 pub struct AllreduceBuilder<'w, T> {
     world: &'w World,
     lengths: Vec<usize>,
-    fire: Fire,
-    grace: Grace,
-    absent: Absent,
-    reduce: Reduce,
-    scale: Scale,
-    depth: u32,
-    mover: Mover,
-    executor: Executor,
-    group: Group,
+    chosen: Options,
     following: Option<Following>,
     /// Whether the preset needs tensors handed in as they become ready.
     needs_buckets: bool,
     model: Option<Model<'w>>,
     restored: Option<&'w Checkpoint>,
-    /// The round before the first one of this collective.
-    base: u64,
     /// The time by which it must be made; `None` for the world's deadline, counted from the start of `build`.
     until: Option<Instant>,
     #[cfg(earlybird_faults)]
     fuse: Option<crate::fault::Fuse>,
-    dtype: Dtype,
     item: PhantomData<T>,
 }
 
@@ -97,31 +88,21 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         AllreduceBuilder {
             world,
             lengths: lengths.to_vec(),
-            fire: Fire::ALL,
-            grace: Grace::Auto,
-            absent: Absent::Carry,
-            reduce: Reduce::Sum,
-            scale: Scale::Sum,
-            depth: 8,
-            mover: Mover::Auto,
-            executor: Executor::Auto,
-            group: Group::World,
+            chosen: Options::usual(dtype),
             following: None,
             needs_buckets: false,
             model: None,
             restored: None,
-            base: 0,
             until: None,
             #[cfg(earlybird_faults)]
             fuse: None,
-            dtype,
             item: PhantomData,
         }
     }
 
     /// Sets when a round fires. Default: [`Fire::ALL`].
     pub fn fire(mut self, fire: Fire) -> Self {
-        self.fire = fire;
+        self.chosen.fire = fire;
         self
     }
 
@@ -131,9 +112,9 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     /// [`Preset::MgWfbp`] needs [`buckets`](AllreduceBuilder::buckets).
     pub fn preset(mut self, preset: Preset) -> Self {
         let ranks = self.world.size();
-        self.fire = preset.fire(ranks);
-        (self.absent, self.scale) = (preset.absent(), preset.scale());
-        self.group = preset.group(ranks).unwrap_or_default();
+        self.chosen.fire = preset.fire(ranks);
+        (self.chosen.absent, self.chosen.scale) = (preset.absent(), preset.scale());
+        self.chosen.group = preset.group(ranks).unwrap_or_default();
         self.needs_buckets = preset == Preset::MgWfbp;
         self
     }
@@ -141,57 +122,57 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     /// Sets how long a round stays open after it has fired. Default: [`Grace::Auto`]. Has no effect under
     /// [`Fire::ALL`].
     pub fn grace(mut self, grace: Grace) -> Self {
-        self.grace = grace;
+        self.chosen.grace = grace;
         self
     }
 
     /// Sets what happens to late contributions. Default: [`Absent::Carry`].
     pub fn absent(mut self, absent: Absent) -> Self {
-        self.absent = absent;
+        self.chosen.absent = absent;
         self
     }
 
     /// Sets the reduction. Default: [`Reduce::Sum`].
     pub fn reduce(mut self, reduce: Reduce) -> Self {
-        self.reduce = reduce;
+        self.chosen.reduce = reduce;
         self
     }
 
     /// Sets the divisor of the sum. Default: [`Scale::Sum`], no division.
     pub fn scale(mut self, scale: Scale) -> Self {
-        self.scale = scale;
+        self.chosen.scale = scale;
         self
     }
 
     /// Sets the maximum number of unreleased rounds of a rank; with more the others wait for it. It bounds staleness.
     /// Default: 8. Has no effect under [`Fire::ALL`], where no rank gets ahead.
     pub fn depth(mut self, depth: u32) -> Self {
-        self.depth = depth;
+        self.chosen.depth = depth;
         self
     }
 
     /// Sets how data moves after a round fires. Default: [`Mover::Auto`], chosen by the hw-config.
     pub fn mover(mut self, mover: Mover) -> Self {
-        self.mover = mover;
+        self.chosen.mover = mover;
         self
     }
 
     /// Sets the agent that carries out rounds. Default: [`Executor::Auto`], chosen by the hw-config.
     pub fn executor(mut self, executor: Executor) -> Self {
-        self.executor = executor;
+        self.chosen.executor = executor;
         self
     }
 
     /// Sets which ranks average with each other. Default: [`Group::World`]. Other groups need a
     /// [`memory`](AllreduceBuilder::memory).
     pub fn group(mut self, group: Group) -> Self {
-        self.group = group;
+        self.chosen.group = group;
         self
     }
 
     /// Counts rounds from `round` on: the first round is the one after it.
     pub(super) fn behind(mut self, round: u64) -> Self {
-        self.base = round;
+        self.chosen.base = round;
         self
     }
 
@@ -220,9 +201,9 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     /// # Errors
     /// A choice that `build` would refuse on this rank.
     pub fn check(&self) -> Result<()> {
-        match self.group {
+        match self.chosen.group {
             Group::Arrivals(size) => self.plan_arrivals(size).map(drop),
-            _ => self.plan(self.executor == Executor::Provider).map(drop),
+            _ => self.plan(self.chosen.executor == Executor::Provider).map(drop),
         }
     }
 
@@ -234,7 +215,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     /// [`Error::Mismatch`] with both values if ranks chose differently, or have checkpoints that do not belong
     /// together. [`Error::Memory`] with the bytes needed. [`Error::Timeout`] with the ranks that did not come.
     pub fn build(mut self) -> Result<Allreduce<T>> {
-        if let Group::Arrivals(size) = self.group {
+        if let Group::Arrivals(size) = self.chosen.group {
             return self.build_arrivals(size);
         }
         let operation = OPERATION;
@@ -242,7 +223,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         let parameters = world.parameters();
         let until = self.until.unwrap_or_else(|| Deadline::from(world.deadline()).instant());
         let number = world.next_collective();
-        let planned = self.plan(self.executor == Executor::Provider).and_then(|plan| {
+        let planned = self.plan(self.chosen.executor == Executor::Provider).and_then(|plan| {
             let choices = self.choices(&plan);
             let tape = if self.is_led() { None } else { Tape::open(world, number, &plan, &choices)? };
             Ok((tape, choices, plan))
@@ -257,7 +238,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
             AgreementBy::Cards => self.offload(&plan, until)?,
             _ => None,
         };
-        if self.executor == Executor::Auto && plan.agreement == AgreementBy::Relays {
+        if self.chosen.executor == Executor::Auto && plan.agreement == AgreementBy::Relays {
             // A rank that computes would delay everything that it relays.
             executor = Executor::Thread;
         }
@@ -277,8 +258,9 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
                 self.or_abort(named)?
             }
         };
-        let reduction = Reduction { dtype: self.dtype, reduce: self.reduce, scale: self.scale, absent: self.absent };
-        tracing::debug!(rank = world.rank(), fire = %self.fire, bytes = plan.bytes, path = plan.path_name(), "collective made");
+        let Options { dtype, reduce, scale, absent, .. } = self.chosen;
+        let reduction = Reduction { dtype, reduce, scale, absent };
+        tracing::debug!(rank = world.rank(), fire = %self.chosen.fire, bytes = plan.bytes, path = plan.path_name(), "collective made");
         let made = Driver::new(plan, endpoint, regions, reduction, runner);
         let mut driver = self.or_abort(made.map_err(|error| error.in_call(operation)))?;
         #[cfg(earlybird_faults)]
@@ -292,7 +274,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         let places = driver.machine().plan().first_models(world.rank());
         self.write_own_model(&mut memory, places, until)?;
         let raw = self.raw(Engine::new(driver).with_following(following), memory, executor, tape)?;
-        Ok(Allreduce::new(Calls::Rounds(raw), (self.dtype, self.lengths), decode_run(&everybody)))
+        Ok(Allreduce::new(Calls::Rounds(raw), (self.chosen.dtype, self.lengths), decode_run(&everybody)))
     }
 
     /// Returns the plan of this rank if all ranks have chosen alike. A rank with an error still takes part in this
@@ -312,7 +294,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
 
     /// Returns the executor that was chosen, or that of the hw-config.
     fn chosen_executor(&self) -> Executor {
-        match self.executor {
+        match self.chosen.executor {
             Executor::Auto => self.world.parameters().executor(),
             chosen => chosen,
         }
@@ -378,7 +360,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     /// Returns whether its cuts are recorded or replayed. Synchronous rounds have the same cuts in every run, so they
     /// never are.
     pub(super) fn is_taped(&self) -> bool {
-        let is_free = !self.fire.is_synchronous() && !self.is_led();
+        let is_free = !self.chosen.fire.is_synchronous() && !self.is_led();
         is_free && (self.world.record().is_some() || self.world.replay().is_some())
     }
 

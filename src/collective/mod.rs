@@ -10,13 +10,12 @@ pub(crate) mod core;
 pub(crate) mod driver;
 pub(crate) mod engine;
 pub(crate) mod following;
-#[cfg(feature = "cli")]
-pub(crate) mod layout;
 pub(crate) mod protocol;
 pub(crate) mod session;
 pub(crate) mod tickets;
 mod wanted;
 
+mod options;
 mod outcome;
 mod preset;
 mod raw;

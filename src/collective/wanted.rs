@@ -2,30 +2,22 @@
 #![forbid(unsafe_code)]
 
 use super::core::{Plan, Terms, program};
+use super::options::Options;
 use crate::fault::Fault;
-use crate::group::Group;
 use crate::model::Parameters;
-use crate::rule::{Absent, AgreementBy, Fire, Grace, MovementBy};
+use crate::rule::{AgreementBy, Grace, MovementBy};
 use crate::topology::Topology;
 
-/// The choices of a collective. Contradictory choices were refused before.
+/// The choices of a collective in a world. Contradictory choices were refused before.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub(crate) me: u32,
     pub(crate) topology: Topology,
-    pub(crate) fire: Fire,
-    pub(crate) grace: Grace,
-    pub(crate) absent: Absent,
-    /// Whether contributions have weights.
-    pub(crate) weighted: bool,
-    pub(crate) depth: u32,
-    /// The round from whose checkpoint the collective resumes, or 0.
-    pub(crate) base: u64,
-    /// The groups in which the ranks' models average, if ranks have models.
-    pub(crate) memory: Option<Group>,
-    /// Bytes of a contribution, and of a partial sum.
-    pub(crate) bytes: usize,
-    pub(crate) wide_bytes: usize,
+    pub(crate) chosen: Options,
+    /// Whether ranks have models.
+    pub(crate) has_models: bool,
+    /// The elements of a contribution, whose bytes can be addressed.
+    pub(crate) elements: usize,
     /// Cores that this process may use.
     pub(crate) cores: u32,
     /// Whether a program decides the cuts and moves the data.
@@ -39,11 +31,11 @@ pub(crate) struct Wanted {
 impl Wanted {
     /// Returns the plan of this rank. It may need more memory than can be addressed.
     pub(crate) fn plan(self, parameters: &Parameters) -> Plan {
-        let Wanted { me, topology, fire, bytes, tree, given, offloaded, .. } = self;
-        let ranks = topology.ranks();
+        let Wanted { me, topology, chosen, tree, given, offloaded, .. } = self;
+        let (ranks, fire, bytes) = (topology.ranks(), chosen.fire, self.elements * chosen.dtype.size());
         let movement = match tree {
             _ if offloaded || tree => MovementBy::Program,
-            _ if self.memory.is_some() || given => MovementBy::Segments,
+            _ if self.has_models || given => MovementBy::Segments,
             _ => parameters.movement(fire, ranks, bytes as u64),
         };
         let agreement = match given {
@@ -51,32 +43,32 @@ impl Wanted {
             true => AgreementBy::Given,
             false => AgreementBy::usual(fire, movement, &topology),
         };
-        let grace = if offloaded { Grace::NONE } else { self.grace };
+        let grace = if offloaded { Grace::NONE } else { chosen.grace };
         // A tree's outcomes are released one by one: with two slots no rank waits for that.
         let depth = match fire {
-            fire if !fire.is_synchronous() => u64::from(self.depth),
+            fire if !fire.is_synchronous() => u64::from(chosen.depth),
             _ if tree || offloaded => 2,
             _ => 1,
         };
         let segment = parameters.segment();
         let schedule = parameters.schedule(bytes as u64, agreement, ranks);
         let program = (agreement == AgreementBy::Gates)
-            .then(|| program(ranks, (fire, self.grace), schedule, (bytes, segment), depth));
+            .then(|| program(ranks, (fire, chosen.grace), schedule, (bytes, segment), depth));
         Plan::new(Terms {
             ranks,
             me,
             topology,
             fire,
             grace,
-            absent: self.absent,
-            weighted: self.weighted,
+            absent: chosen.absent,
+            weighted: chosen.is_weighted(),
             depth,
             agreement,
             movement,
-            base: self.base,
-            memory: self.memory,
+            base: chosen.base,
+            memory: self.has_models.then_some(chosen.group),
             bytes,
-            wide_bytes: self.wide_bytes,
+            wide_bytes: self.elements.saturating_mul(chosen.dtype.wide_size()),
             segment,
             run: parameters.run(),
             pull_after: parameters.pull_after(bytes),

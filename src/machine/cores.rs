@@ -18,6 +18,11 @@ pub(crate) struct Cores {
     quotas: Vec<(u64, u64)>,
 }
 
+/// Returns the number of threads of this process that can run at the same time: at least 1.
+pub(crate) fn parallelism() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// The most quotas that a rank sends: the tightest ones.
 const MOST_QUOTAS: usize = 8;
 

@@ -6,7 +6,7 @@ mod groups;
 mod host;
 mod memory;
 
-pub(crate) use cores::{Cores, is_oversubscribed};
+pub(crate) use cores::{Cores, is_oversubscribed, parallelism};
 #[cfg(feature = "cli")]
 pub(crate) use host::kernel;
 pub(crate) use host::{host_identity, host_name, network_stack};

@@ -53,7 +53,7 @@ impl Conditions {
             "provider": world.provider(), "warmup": args.warmup,
             "hw_config": config.hw_config.as_ref().map(|file| file.display().to_string()),
             "host": host_name(), "kernel": kernel(),
-            "cores": std::thread::available_parallelism().map_or(1, usize::from),
+            "cores": crate::machine::parallelism(),
         });
         let mut asked = json!({
             "fabric": config.fabric.to_string(), "provider": config.ofi.provider, "device": devices(config),

@@ -43,7 +43,7 @@ pub(super) fn moved_by_allreduce(ranks: u32) -> f64 {
 
 /// Returns a line about the binary and this machine, which programs that read tables skip.
 pub(super) fn about_here() -> String {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = crate::machine::parallelism();
     format!("# earlybird {}, {}, {cores} core(s), {}", env!("CARGO_PKG_VERSION"), host_name(), kernel())
 }
 

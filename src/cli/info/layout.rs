@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::cli::launch::check_ranks;
 use crate::cli::table::Table;
-use crate::collective::layout::LayoutOf;
+use crate::collective::build::layout::LayoutOf;
 use crate::model::HwConfig;
 use crate::{Config, Fire, Group, Mover};
 

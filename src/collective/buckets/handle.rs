@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use super::bucket::{Bucket, BucketStage, finish_all, leave_all, waited_since};
 use super::timing::{FIRST, PERIOD, Timing};
 use super::{BucketOutcome, BucketOutcomes, Buckets};
-use crate::collective::build::{AllreduceBuilder, CommonChoices};
+use crate::collective::build::AllreduceBuilder;
 use crate::collective::following::{Following, Inbox};
+use crate::collective::options::Options;
 use crate::collective::outcome::Outcomes;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
@@ -28,7 +29,7 @@ use crate::world::World;
 #[derive(Debug)]
 pub struct BucketedAllreduce<T: Item> {
     world: World,
-    choices: CommonChoices,
+    choices: Options,
     buckets: Buckets,
     parts: Vec<Bucket<T>>,
     lengths: Arc<[usize]>,
@@ -110,7 +111,7 @@ impl<T: Item> BucketedAllreduce<T> {
 
     /// Makes the collectives of buckets. If one cannot be made, which all ranks notice, they leave those that were
     /// made.
-    fn make(&self, choices: &CommonChoices, ranges: &[Range<usize>], until: Deadline) -> Result<Vec<Bucket<T>>> {
+    fn make(&self, choices: &Options, ranges: &[Range<usize>], until: Deadline) -> Result<Vec<Bucket<T>>> {
         let world = &self.world;
         let inboxes: Vec<Arc<Inbox>> = ranges.iter().skip(1).map(|_| Arc::default()).collect();
         let mut parts = Vec::with_capacity(ranges.len());

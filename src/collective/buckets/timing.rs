@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::collective::allreduce::Allreduce;
-use crate::collective::build::CommonChoices;
+use crate::collective::options::Options;
 use crate::error::Result;
 use crate::merge::{Bucket, Cost, Gradient, Merging, Planner};
 use crate::reduce::{Item, Reduce};
@@ -75,12 +75,7 @@ pub(super) struct Timing {
 
 impl Timing {
     /// Measures messages of several sizes. All ranks call it.
-    pub(super) fn new<T: Item>(
-        world: &World,
-        choices: &CommonChoices,
-        lengths: &[usize],
-        until: Deadline,
-    ) -> Result<Self> {
+    pub(super) fn new<T: Item>(world: &World, choices: &Options, lengths: &[usize], until: Deadline) -> Result<Self> {
         let (total, each) = (lengths.iter().sum::<usize>(), choices.dtype.size());
         let largest = total.min(LARGEST / each).max(1);
         let mut sizes: Vec<usize> = [1, 4, 16, 64].iter().map(|part| (largest / part).max(1)).collect();

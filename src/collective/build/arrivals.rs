@@ -46,8 +46,8 @@ impl<T: Item> AllreduceBuilder<'_, T> {
             cells: regions.control[topology.host_of(0) as usize],
             data: regions.data,
             areas,
-            dtype: self.dtype,
-            mean: match (self.absent, self.scale) {
+            dtype: self.chosen.dtype,
+            mean: match (self.chosen.absent, self.chosen.scale) {
                 (Absent::Hold, Scale::Ages(factor)) => Mean::ModelsByAge(factor),
                 (Absent::Hold, _) => Mean::Models,
                 _ => Mean::Registers,
@@ -58,7 +58,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         let mut memory = driver.memory();
         self.write_own_model(&mut memory, [own_register].into_iter(), until)?;
         let raw = self.raw(TicketEngine::new(driver), memory, self.chosen_executor(), None)?;
-        Ok(Allreduce::new(Calls::Arrivals(raw), (self.dtype, self.lengths), decode_run(&everybody)))
+        Ok(Allreduce::new(Calls::Arrivals(raw), (self.chosen.dtype, self.lengths), decode_run(&everybody)))
     }
 
     /// Returns this rank's plan and where its data lies, or what is wrong with its choices.
@@ -75,8 +75,8 @@ impl<T: Item> AllreduceBuilder<'_, T> {
             ranks,
             // A larger group never fills, and would only take more tickets.
             size: size.min(ranks.max(2)),
-            deadline: self.fire.limit().map(|limit| limit.as_nanos().try_into().unwrap_or(u64::MAX)),
-            lends: self.absent == Absent::Carry,
+            deadline: self.chosen.fire.limit().map(|limit| limit.as_nanos().try_into().unwrap_or(u64::MAX)),
+            lends: self.chosen.absent == Absent::Carry,
             segments: areas.segments(),
             fault: Fault::chosen(),
         });

@@ -1,29 +1,30 @@
 //! Which choices may be combined.
 
-use super::combinations::{Chosen, Kind, check};
+use super::combinations::{Combination, Kind, check};
 use super::{AllreduceBuilder, MOST_DEPTH};
 use crate::collective::allreduce::Allreduce;
 use crate::collective::following::Following;
+use crate::collective::options::Options;
 use crate::error::Result;
-use crate::reduce::{Dtype, Item, Reduce};
-use crate::rule::{Absent, Executor, Fire, Grace, Mover, Scale};
+use crate::reduce::Item;
+use crate::rule::Fire;
 use crate::time::Deadline;
 use crate::world::World;
 
-impl<T: Item> AllreduceBuilder<'_, T> {
+impl<'w, T: Item> AllreduceBuilder<'w, T> {
     /// Returns the elements and bytes of a contribution, or what is wrong with the choices for this kind of collective.
     pub(super) fn check_choices(&self, kind: Kind) -> Result<(usize, usize)> {
         let usage = |problem| self.usage(problem);
-        self.fire.check(self.world.size())?;
-        self.grace.check()?;
-        if self.depth == 0 || self.depth > MOST_DEPTH {
+        self.chosen.fire.check(self.world.size())?;
+        self.chosen.grace.check()?;
+        if self.chosen.depth == 0 || self.chosen.depth > MOST_DEPTH {
             return Err(usage("depth must be between 1 and 65536"));
         }
-        self.absent.check()?;
-        self.scale.check()?;
-        check(&self.chosen(kind)).map_err(usage)?;
+        self.chosen.absent.check()?;
+        self.chosen.scale.check()?;
+        check(&self.combination(kind)).map_err(usage)?;
         let elements = self.lengths.iter().try_fold(0usize, |sum, &length| sum.checked_add(length));
-        let bytes = elements.and_then(|elements| elements.checked_mul(self.dtype.size()));
+        let bytes = elements.and_then(|elements| elements.checked_mul(self.chosen.dtype.size()));
         elements.zip(bytes).ok_or_else(|| usage("more elements than can be addressed"))
     }
 
@@ -37,27 +38,15 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         }
     }
 
-    fn chosen(&self, kind: Kind) -> Chosen {
-        let topology = self.world.topology();
-        Chosen {
+    fn combination(&self, kind: Kind) -> Combination {
+        Combination {
             kind,
-            fire: self.fire,
-            grace: self.grace,
-            absent: self.absent,
-            reduce: self.reduce,
-            scale: self.scale,
-            group: self.group,
-            mover: self.mover,
-            executor: self.executor,
-            floats: self.dtype.is_float(),
-            model: self.model().is_some(),
             restored: self.restored.is_some(),
             buckets: self.needs_buckets,
             world_tapes: self.world.record().is_some() || self.world.replay().is_some(),
             taped: self.is_taped(),
             given: self.is_given(),
-            one_host: topology.is_one_host(),
-            apart: topology.is_apart(),
+            ..Combination::of_rounds(self.chosen, self.model().is_some(), self.world.topology())
         }
     }
 
@@ -67,7 +56,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         &self,
         buckets: std::result::Result<String, &'static str>,
         until: Deadline,
-    ) -> Result<CommonChoices> {
+    ) -> Result<Options> {
         let named = buckets.clone().unwrap_or_default();
         let choices = |_: &_| [self.common_choices(), vec![("buckets", named)]].concat();
         let checked = buckets.map_err(|problem| self.usage(problem)).and_then(|_| self.check_buckets());
@@ -75,58 +64,40 @@ impl<T: Item> AllreduceBuilder<'_, T> {
     }
 
     /// Returns the choices that every bucket shares, or which choice a bucket cannot have.
-    fn check_buckets(&self) -> Result<CommonChoices> {
+    fn check_buckets(&self) -> Result<Options> {
         self.check_choices(Kind::Buckets)?;
         self.check_restored()?;
-        let Self { dtype, fire, grace, absent, depth, reduce, scale, mover, executor, base, .. } = *self;
-        Ok(CommonChoices { dtype, fire, grace, absent, depth, reduce, scale, mover, executor, base })
+        Ok(self.chosen)
+    }
+
+    /// Begins one of several collectives that share these choices.
+    fn of_chosen(world: &'w World, chosen: Options, lengths: &[usize], until: Deadline) -> Self {
+        let builder = AllreduceBuilder::new(world, chosen.dtype, lengths).by(until);
+        AllreduceBuilder { chosen, ..builder }
     }
 }
 
-/// Choices that the collectives of all buckets share.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::internals::collective) struct CommonChoices {
-    pub(in crate::internals::collective) dtype: Dtype,
-    pub(in crate::internals::collective) fire: Fire,
-    grace: Grace,
-    absent: Absent,
-    depth: u32,
-    reduce: Reduce,
-    scale: Scale,
-    mover: Mover,
-    pub(in crate::internals::collective) executor: Executor,
-    /// The round before the first one.
-    pub(in crate::internals::collective) base: u64,
-}
-
-impl CommonChoices {
+impl Options {
     /// Builds a collective whose rounds wait for all ranks.
     pub(in crate::internals::collective) fn synchronous<T: Item>(
-        &self,
+        self,
         world: &World,
         lengths: &[usize],
         until: Deadline,
     ) -> Result<Allreduce<T>> {
-        let CommonChoices { dtype, reduce, scale, mover, executor, base, .. } = *self;
-        let sum = AllreduceBuilder::new(world, dtype, lengths).reduce(reduce).scale(scale).behind(base);
-        sum.mover(mover).executor(executor).by(until).build()
+        let Options { grace, absent, depth, group, .. } = Options::usual(self.dtype);
+        let chosen = Options { fire: Fire::ALL, grace, absent, depth, group, ..self };
+        AllreduceBuilder::of_chosen(world, chosen, lengths, until).build()
     }
 
     /// Builds one of several collectives that share the cuts of the first.
     pub(in crate::internals::collective) fn following<T: Item>(
-        &self,
+        self,
         world: &World,
         lengths: &[usize],
         following: Following,
         until: Deadline,
     ) -> Result<Allreduce<T>> {
-        let CommonChoices { dtype, fire, grace, absent, depth, reduce, scale, executor, base, .. } = *self;
-        let sum = AllreduceBuilder::new(world, dtype, lengths)
-            .behind(base)
-            .fire(fire)
-            .grace(grace)
-            .absent(absent)
-            .depth(depth);
-        sum.reduce(reduce).scale(scale).executor(executor).following(following).by(until).build()
+        AllreduceBuilder::of_chosen(world, self, lengths, until).following(following).build()
     }
 }

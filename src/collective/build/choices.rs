@@ -47,18 +47,18 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         vec![
             ("the length", total.to_string()),
             ("the tensors", self.tensors()),
-            ("the element type", self.dtype.to_string()),
-            ("fire", self.fire.to_string()),
-            ("grace", self.grace.to_string()),
-            ("absent", self.absent.to_string()),
-            ("reduce", self.reduce.to_string()),
-            ("scale", self.scale.to_string()),
-            ("depth", self.depth.to_string()),
-            ("group", self.group.to_string()),
+            ("the element type", self.chosen.dtype.to_string()),
+            ("fire", self.chosen.fire.to_string()),
+            ("grace", self.chosen.grace.to_string()),
+            ("absent", self.chosen.absent.to_string()),
+            ("reduce", self.chosen.reduce.to_string()),
+            ("scale", self.chosen.scale.to_string()),
+            ("depth", self.chosen.depth.to_string()),
+            ("group", self.chosen.group.to_string()),
             ("the model", self.model_digest()),
             ("the checkpoint", self.restored.map_or_else(|| "none".to_owned(), Checkpoint::name)),
             ("whether it is recorded or replayed", recording::name(self.world).to_owned()),
-            ("mover", self.mover.to_string()),
+            ("mover", self.chosen.mover.to_string()),
         ]
     }
 }

@@ -1,9 +1,13 @@
 //! Which choices go together: one table, with what to do instead.
 #![forbid(unsafe_code)]
 
+use std::ops::Deref;
+
+use crate::collective::options::Options;
 use crate::group::Group;
 use crate::reduce::Reduce;
-use crate::rule::{Absent, Executor, Fire, Grace, Mover, Scale, When};
+use crate::rule::{Absent, Executor, Grace, Mover, Scale, When};
+use crate::topology::Topology;
 
 /// What is being built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,20 +22,11 @@ pub(super) enum Kind {
     Arrivals,
 }
 
-/// What was chosen, as far as it decides what goes together.
+/// What was chosen and where, as far as it decides what goes together.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Chosen {
+pub(super) struct Combination {
     pub(super) kind: Kind,
-    pub(super) fire: Fire,
-    pub(super) grace: Grace,
-    pub(super) absent: Absent,
-    pub(super) reduce: Reduce,
-    pub(super) scale: Scale,
-    pub(super) group: Group,
-    pub(super) mover: Mover,
-    pub(super) executor: Executor,
-    /// Elements are floating-point numbers.
-    pub(super) floats: bool,
+    pub(super) chosen: Options,
     /// Ranks have models.
     pub(super) model: bool,
     /// A checkpoint is restored.
@@ -50,9 +45,29 @@ pub(super) struct Chosen {
     pub(super) apart: bool,
 }
 
-impl Chosen {
-    fn adds_floats(&self) -> bool {
-        self.floats && self.reduce == Reduce::Sum
+impl Deref for Combination {
+    type Target = Options;
+
+    fn deref(&self) -> &Options {
+        &self.chosen
+    }
+}
+
+impl Combination {
+    /// Returns what a collective of rounds has that neither resumes, nor records, nor replays.
+    pub(super) fn of_rounds(chosen: Options, model: bool, topology: &Topology) -> Self {
+        Combination {
+            kind: Kind::Rounds,
+            chosen,
+            model,
+            restored: false,
+            buckets: false,
+            world_tapes: false,
+            taped: false,
+            given: false,
+            one_host: topology.is_one_host(),
+            apart: topology.is_apart(),
+        }
     }
 
     /// Without the provider that was chosen, ranks do what they can.
@@ -69,12 +84,12 @@ impl Chosen {
 pub(super) struct Conflict {
     /// The choices, in words.
     choices: &'static str,
-    meets: fn(&Chosen) -> bool,
+    meets: fn(&Combination) -> bool,
     /// Why they do not go together, and what to choose instead.
     problem: &'static str,
 }
 
-const fn conflict(choices: &'static str, meets: fn(&Chosen) -> bool, problem: &'static str) -> Conflict {
+const fn conflict(choices: &'static str, meets: fn(&Combination) -> bool, problem: &'static str) -> Conflict {
     Conflict { choices, meets, problem }
 }
 
@@ -219,7 +234,7 @@ pub(super) const CONFLICTS: [Conflict; 28] = [
 ];
 
 /// Returns why choices do not go together, if they do not.
-pub(super) fn check(chosen: &Chosen) -> Result<(), &'static str> {
+pub(super) fn check(chosen: &Combination) -> Result<(), &'static str> {
     match CONFLICTS.iter().find(|conflict| (conflict.meets)(chosen)) {
         Some(conflict) => {
             tracing::debug!(choices = conflict.choices, "refused");
@@ -232,18 +247,12 @@ pub(super) fn check(chosen: &Chosen) -> Result<(), &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reduce::Dtype;
+    use crate::rule::Fire;
 
-    const SUM: Chosen = Chosen {
+    const SUM: Combination = Combination {
         kind: Kind::Rounds,
-        fire: Fire::SOLO,
-        grace: Grace::Auto,
-        absent: Absent::Carry,
-        reduce: Reduce::Sum,
-        scale: Scale::Sum,
-        group: Group::World,
-        mover: Mover::Auto,
-        executor: Executor::Auto,
-        floats: true,
+        chosen: Options { fire: Fire::SOLO, ..Options::usual(Dtype::F32) },
         model: false,
         restored: false,
         buckets: false,
@@ -260,8 +269,8 @@ mod tests {
         let kinds = [Kind::Rounds, Kind::Offloaded, Kind::Buckets, Kind::Arrivals];
         let mut first = vec![false; CONFLICTS.len()];
         let mut all = vec![SUM];
-        let each = |all: &mut Vec<Chosen>, change: &dyn Fn(&mut Chosen)| {
-            let changed: Vec<Chosen> = all
+        let each = |all: &mut Vec<Combination>, change: &dyn Fn(&mut Combination)| {
+            let changed: Vec<Combination> = all
                 .iter()
                 .map(|&chosen| {
                     let mut chosen = chosen;
@@ -271,29 +280,29 @@ mod tests {
                 .collect();
             all.extend(changed);
         };
-        all = kinds.iter().flat_map(|&kind| all.iter().map(move |&it| Chosen { kind, ..it })).collect();
-        each(&mut all, &|it| it.fire = Fire::ALL);
-        each(&mut all, &|it| it.absent = Absent::Hold);
-        each(&mut all, &|it| it.absent = Absent::Decay(0.5));
-        each(&mut all, &|it| it.scale = Scale::Weights);
-        each(&mut all, &|it| it.scale = Scale::Ages(0.5));
-        each(&mut all, &|it| it.group = Group::Arrivals(2));
-        each(&mut all, &|it| it.group = Group::Butterfly(1));
-        each(&mut all, &|it| it.mover = Mover::Tree);
-        each(&mut all, &|it| it.mover = Mover::Cut);
-        each(&mut all, &|it| it.executor = Executor::Provider);
+        all = kinds.iter().flat_map(|&kind| all.iter().map(move |&it| Combination { kind, ..it })).collect();
+        each(&mut all, &|it| it.chosen.fire = Fire::ALL);
+        each(&mut all, &|it| it.chosen.absent = Absent::Hold);
+        each(&mut all, &|it| it.chosen.absent = Absent::Decay(0.5));
+        each(&mut all, &|it| it.chosen.scale = Scale::Weights);
+        each(&mut all, &|it| it.chosen.scale = Scale::Ages(0.5));
+        each(&mut all, &|it| it.chosen.group = Group::Arrivals(2));
+        each(&mut all, &|it| it.chosen.group = Group::Butterfly(1));
+        each(&mut all, &|it| it.chosen.mover = Mover::Tree);
+        each(&mut all, &|it| it.chosen.mover = Mover::Cut);
+        each(&mut all, &|it| it.chosen.executor = Executor::Provider);
         each(&mut all, &|it| it.model = !it.model);
         each(&mut all, &|it| it.taped = true);
         for change in [
-            (|it| it.reduce = Reduce::Mean) as fn(&mut Chosen),
-            |it| it.floats = false,
+            (|it| it.chosen.reduce = Reduce::Mean) as fn(&mut Combination),
+            |it| it.chosen.dtype = Dtype::U64,
             |it| it.restored = true,
             |it| it.buckets = true,
             |it| it.world_tapes = true,
             |it| (it.given, it.one_host) = (true, false),
             |it| it.one_host = false,
-            |it| it.fire = Fire::SOLO.within(std::time::Duration::from_secs(1)),
-            |it| it.grace = Grace::Fixed(std::time::Duration::from_secs(1)),
+            |it| it.chosen.fire = Fire::SOLO.within(std::time::Duration::from_secs(1)),
+            |it| it.chosen.grace = Grace::Fixed(std::time::Duration::from_secs(1)),
         ] {
             for mut chosen in all.iter().copied() {
                 for _ in 0..2 {
@@ -310,8 +319,13 @@ mod tests {
             println!("| {} | {} |", conflict.choices, conflict.problem);
             assert!(is_first, "no choices meet {:?} first", conflict.choices);
         }
-        assert!(kinds[..3].iter().all(|&kind| check(&Chosen { kind, ..SUM }).is_ok()));
-        let arrivals = Chosen { kind: Kind::Arrivals, fire: Fire::ALL, group: Group::Arrivals(2), model: true, ..SUM };
+        assert!(kinds[..3].iter().all(|&kind| check(&Combination { kind, ..SUM }).is_ok()));
+        let arrivals = Combination {
+            kind: Kind::Arrivals,
+            chosen: Options { group: Group::Arrivals(2), ..Options::usual(Dtype::F32) },
+            model: true,
+            ..SUM
+        };
         assert!(check(&arrivals).is_ok());
     }
 }

@@ -66,7 +66,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         let saved = self.restored.and_then(Checkpoint::model_bytes);
         let model = saved.map(|bytes| Model { bytes, own: true }).or(self.model)?;
         // All ranks share one register.
-        Some(Model { own: model.own && self.group != Group::World, ..model })
+        Some(Model { own: model.own && self.chosen.group != Group::World, ..model })
     }
 
     /// Writes the model to these locations, if each rank begins with a model of its own, and returns when all ranks
@@ -87,7 +87,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     pub(super) fn check_restored(&self) -> Result<()> {
         let Some(checkpoint) = self.restored else { return Ok(()) };
         let (rank, ranks) = (self.world.rank(), self.world.size());
-        if let Some(difference) = checkpoint.difference((rank, ranks), (self.dtype, &self.lengths)) {
+        if let Some(difference) = checkpoint.difference((rank, ranks), (self.chosen.dtype, &self.lengths)) {
             return Err(Error::Config(format!("rank {rank}: {OPERATION}: the checkpoint does not fit: {difference}")));
         }
         if self.model.is_some() && checkpoint.model_bytes().is_some() {

@@ -6,7 +6,7 @@ use crate::collective::core::Plan;
 use crate::collective::wanted::Wanted;
 use crate::error::Result;
 use crate::reduce::Item;
-use crate::rule::{Executor, Mover, Scale};
+use crate::rule::{Executor, Mover};
 use crate::topology::Topology;
 
 impl<T: Item> AllreduceBuilder<'_, T> {
@@ -25,10 +25,10 @@ impl<T: Item> AllreduceBuilder<'_, T> {
             false => self.world.topology().clone(),
         };
         let given = self.is_given();
-        let tree = match self.mover {
+        let tree = match self.chosen.mover {
             _ if offloaded => false,
             // No provider of the requested kind is available.
-            Mover::Tree if self.executor == Executor::Provider => topology.is_one_host(),
+            Mover::Tree if self.chosen.executor == Executor::Provider => topology.is_one_host(),
             Mover::Tree => true,
             _ if self.model().is_some() || self.is_taped() => false,
             Mover::Auto if topology.is_one_host() => parameters.mover() == Mover::Tree,
@@ -38,15 +38,9 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         let plan = Wanted {
             me: rank,
             topology,
-            fire: self.fire,
-            grace: self.grace,
-            absent: self.absent,
-            weighted: self.scale == Scale::Weights,
-            depth: self.depth,
-            base: self.base,
-            memory: self.model().map(|_| self.group),
-            bytes,
-            wide_bytes: elements.saturating_mul(self.dtype.wide_size()),
+            chosen: self.chosen,
+            has_models: self.model().is_some(),
+            elements,
             cores: self.world.cores(),
             tree,
             given,
@@ -62,11 +56,11 @@ impl<T: Item> AllreduceBuilder<'_, T> {
     pub(super) fn would_relay(&self, topology: &Topology, bytes: usize) -> bool {
         let alone = topology.has_elsewhere() && topology.is_apart() && self.model().is_none();
         let (parameters, by_processor) = (self.world.parameters(), self.world.fabric().changes_by_processor());
-        self.mover == Mover::Auto && alone && parameters.relays(self.fire, bytes as u64, by_processor)
+        self.chosen.mover == Mover::Auto && alone && parameters.relays(self.chosen.fire, bytes as u64, by_processor)
     }
 
     /// Returns whether this rank relays while it computes. A rank that does not would delay every round.
     pub(super) fn may_relay(&self) -> bool {
-        matches!(self.executor, Executor::Auto | Executor::Thread)
+        matches!(self.chosen.executor, Executor::Auto | Executor::Thread)
     }
 }

@@ -47,8 +47,11 @@ mod tests {
     fn texts_choose_what_methods_do() {
         let world = World::in_this_process(1, &Config::default()).unwrap().remove(0);
         let build = || world.allreduce::<f32>(&[1]);
-        let chosen = build().choose("preset", "wagma").unwrap().choose("fire", "quorum=1,full=7").unwrap();
-        assert_eq!((chosen.fire, chosen.group.to_string()), (Fire::quorum(1).full_every(7), "butterfly=2".to_owned()));
+        let built = build().choose("preset", "wagma").unwrap().choose("fire", "quorum=1,full=7").unwrap();
+        assert_eq!(
+            (built.chosen.fire, built.chosen.group.to_string()),
+            (Fire::quorum(1).full_every(7), "butterfly=2".to_owned())
+        );
         for (name, value, words) in [
             ("fire", "most", "fire: "),
             ("group", "square", "group: "),

@@ -3,15 +3,21 @@
 
 use std::ops::Range;
 
-use super::core::MapRegion;
-use super::wanted::Wanted;
+use super::combinations::{Combination, check};
+use crate::collective::core::MapRegion;
+use crate::collective::options::Options;
+use crate::collective::wanted::Wanted;
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::model::Parameters;
-use crate::rule::{Absent, Fire, Grace};
+use crate::reduce::Dtype;
+use crate::rule::{Fire, Grace, Mover};
 use crate::topology::Topology;
 
-/// A collective of 64-bit integers in a world.
+/// The elements of the collectives whose memory is shown. A partial sum of them is as wide as they are.
+const DTYPE: Dtype = Dtype::F64;
+
+/// A collective of 64-bit numbers in a world.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LayoutOf {
     pub(crate) ranks: u32,
@@ -43,22 +49,16 @@ impl LayoutOf {
         let LayoutOf { ranks, per_host, fire, bytes, depth, tree, memory } = self;
         fire.check(ranks)?;
         let topology = Topology::new((0..ranks).map(|rank| rank / per_host.max(1)).collect());
-        if tree && topology.has_elsewhere() && !topology.is_apart() {
-            return Err(Error::Config(
-                "a program needs all ranks on one host, or each on a host of its own".to_owned(),
-            ));
-        }
+        let mover = if tree { Mover::Tree } else { Mover::Auto };
+        let group = memory.unwrap_or_default();
+        let chosen = Options { fire, grace: Grace::NONE, depth, mover, group, ..Options::usual(DTYPE) };
+        let refused = |problem: &str| Error::Config(problem.to_owned());
+        check(&Combination::of_rounds(chosen, memory.is_some(), &topology)).map_err(refused)?;
         let wanted = Wanted {
             me: 0,
-            fire,
-            grace: Grace::NONE,
-            absent: Absent::Carry,
-            weighted: false,
-            depth,
-            base: 0,
-            memory,
-            bytes,
-            wide_bytes: bytes,
+            chosen,
+            has_models: memory.is_some(),
+            elements: bytes.div_ceil(DTYPE.size()),
             cores: per_host,
             tree,
             given: false,
@@ -66,8 +66,7 @@ impl LayoutOf {
             topology,
         };
         let plan = wanted.plan(parameters);
-        let too_large = || Error::Config("more memory than can be addressed".to_owned());
-        let data_bytes = plan.checked_data_bytes().ok_or_else(too_large)?;
+        let data_bytes = plan.checked_data_bytes().ok_or_else(|| refused("more memory than can be addressed"))?;
         let reducers = plan.topology.hosts() as usize;
         let name = |region| if region == MapRegion::Control { "control" } else { "data" };
         let rows = plan.map(0, reducers).into_iter().map(|it| (name(it.region), it.bytes, it.name)).collect();
