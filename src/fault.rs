@@ -168,7 +168,7 @@ faults! {
     }
     "collective/core/agreement/relay" in Simulator {
         /// Closes a gate while writes for the round before the last may still land.
-        SealEarly: Data,
+        SealEarly: G2,
         /// Closes a gate while writes of ranks that left may still land.
         ForgetDeparted: G2,
         /// Starts rounds for whose outcomes some ranks have no free slot.

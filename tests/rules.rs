@@ -196,6 +196,39 @@ fn a_weighted_mean_weighs() {
     });
 }
 
+/// The last rank computes longer than the others, which wait for it. All ranks are told the same times.
+#[test]
+fn entries_say_how_long_ranks_computed_and_waited() {
+    let (long, steps) = (Duration::from_millis(20), 5);
+    for (mover, length) in MOVERS.into_iter().flat_map(|mover| [(mover, 2), (mover, 100_000)]) {
+        for fire in [Fire::ALL, Fire::quorum(3)] {
+            world(3, |world| {
+                let mut sum = world.allreduce::<u64>(&[length]).fire(fire).mover(mover).build().unwrap();
+                let mut told = Vec::new();
+                for _ in 0..steps {
+                    std::thread::sleep(if world.rank() == 2 { long } else { Duration::from_millis(2) });
+                    hand_in(&mut sum, 1);
+                    let outcomes = sum.wait(DEADLINE).unwrap();
+                    let times = |entry: Entry| [entry.computed(), entry.waited()];
+                    told.push(outcomes.newest().cut().entries().map(times).collect::<Vec<_>>());
+                }
+                sum.finish(DEADLINE).unwrap();
+                for (round, entries) in told.iter().enumerate() {
+                    let [_, _, slow] = entries.as_slice() else { panic!("{entries:?} in round {round}") };
+                    assert_eq!(slow[0].is_some(), round > 0, "round {round} by {mover}");
+                    assert!(slow[0].is_none_or(|computed| computed > long - long / 30), "{entries:?}");
+                    assert!(round < 2 || entries.iter().all(|times| times[1].is_some()), "{entries:?}");
+                }
+                let nanoseconds = |time: &Option<Duration>| time.map_or(u64::MAX, |time| time.as_nanos() as u64);
+                let mine: Vec<u64> = told.iter().flatten().flatten().map(nanoseconds).collect();
+                let mut all = vec![0; 3 * mine.len()];
+                world.all_gather(&mine, &mut all, DEADLINE).unwrap();
+                assert!(all.chunks(mine.len()).all(|theirs| theirs == mine), "{told:?}");
+            });
+        }
+    }
+}
+
 #[test]
 fn several_tensors_have_one_cut() {
     for mover in MOVERS {

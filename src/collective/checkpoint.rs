@@ -285,11 +285,11 @@ fn digest_of(cut: &Cut) -> u64 {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::core::Entry;
+    use super::super::core::{Entry, Particulars};
     use super::*;
 
     fn sample(model: Option<&[f32]>) -> Checkpoint {
-        let entries = (0..3).map(|rank| Entry::new(rank, Part::Fresh, (0, 1), 0)).collect();
+        let entries = (0..3).map(|rank| Entry::new(rank, Part::Fresh, (0, Particulars::PLAIN), 0)).collect();
         let cut = Cut::of_entries(12, Some(1), entries);
         Checkpoint::new((1, 3), 77, &cut, (Dtype::F32, &[2, 1]), model.map(bytemuck::cast_slice))
     }
@@ -322,7 +322,7 @@ mod tests {
     #[test]
     fn other_rounds_runs_and_cuts_have_other_names() {
         let of = |run, round, age| {
-            let cut = Cut::of_entries(round, None, vec![Entry::new(0, Part::Carried, (age, 1), 0)]);
+            let cut = Cut::of_entries(round, None, vec![Entry::new(0, Part::Carried, (age, Particulars::PLAIN), 0)]);
             Checkpoint::new((0, 1), run, &cut, (Dtype::U64, &[1]), None).name()
         };
         let names = [of(1, 9, 1), of(2, 9, 1), of(1, 8, 1), of(1, 9, 2)];

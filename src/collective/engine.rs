@@ -4,7 +4,7 @@
 use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
-use super::core::{Cut, Effort, FOREVER, Machine, Part, Stats};
+use super::core::{Cut, Effort, FOREVER, Machine, Part, Particulars, Stats};
 use super::driver::Driver;
 use super::following::Following;
 use super::protocol::{Buffer, Facts, Goal, Protocol};
@@ -167,11 +167,11 @@ impl Protocol for Engine {
 
     /// Begins an arrival. The duration of a round that was closed before can no longer be known.
     #[inline]
-    fn arrive(&mut self, now: Time, weight: u16, unfilled: bool) {
+    fn arrive(&mut self, now: Time, particulars: Particulars, unfilled: bool) {
         let start = if unfilled { Machine::arrive_unfilled } else { Machine::arrive };
         let machine = self.machine_mut();
         machine.measured(None);
-        start(machine, now, weight);
+        start(machine, now, particulars);
         self.closed = Some(now);
     }
 
@@ -478,7 +478,7 @@ mod tests {
     fn arrive(driver: &mut Driver) {
         let (plan, buffer) = (driver.machine().plan().clone(), driver.machine().buffer());
         driver.memory().contribution::<u64>(plan.contribution(plan.me, buffer), plan.bytes).fill(1);
-        driver.machine_mut().arrive(0, 1);
+        driver.machine_mut().arrive(0, Particulars::PLAIN);
     }
 
     /// Continues until an operation is claimed, and no further, like a process that is killed then.

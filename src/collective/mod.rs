@@ -12,6 +12,7 @@ pub(crate) mod engine;
 pub(crate) mod following;
 pub(crate) mod protocol;
 pub(crate) mod session;
+mod step_timer;
 pub(crate) mod tickets;
 mod wanted;
 

@@ -4,7 +4,7 @@
 
 use std::ops::{Range, RangeInclusive};
 
-use super::core::{Cut, Effort, Stats, slot_of};
+use super::core::{Cut, Effort, Particulars, Stats, slot_of};
 use crate::error::Result;
 use crate::executor::runner::Runner;
 use crate::executor::work::Shared;
@@ -84,7 +84,7 @@ pub(crate) trait Protocol: Shared {
     fn buffer(&self) -> Buffer;
 
     /// Hands in the next contribution. If it is `unfilled`, none of its pieces is there yet.
-    fn arrive(&mut self, now: Time, weight: u16, unfilled: bool);
+    fn arrive(&mut self, now: Time, particulars: Particulars, unfilled: bool);
 
     /// Returns the bytes of a piece, of [`Facts::pieces`].
     fn piece(&self, _piece: u64) -> Range<usize> {

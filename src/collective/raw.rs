@@ -173,7 +173,7 @@ impl<P: Protocol> Raw<P> {
         self.settle();
         let mut engine = self.lease.take();
         self.lower_notice();
-        let now = self.now(&engine);
+        let now = self.waiter.clock().now_if(engine.needs_time() || self.session.needs_time());
         self.session.arrive(&mut *engine, now, unfilled);
         if let Some(tape) = &mut self.tape {
             tape.arrived();
@@ -253,6 +253,7 @@ impl<P: Protocol> Raw<P> {
     /// Waits for outcomes, and takes them.
     #[inline]
     fn take(&mut self, operation: &'static str, deadline: Deadline) -> Result<RangeInclusive<u64>> {
+        self.session.waits(|| self.waiter.clock().now());
         let rounds = self.reach(operation, deadline, Session::take)?;
         self.took(&rounds);
         Ok(rounds)
@@ -266,10 +267,11 @@ impl<P: Protocol> Raw<P> {
         }
     }
 
-    /// Records the taken rounds, if the run is recorded.
+    /// Notes that the caller has these rounds, and records them if the run is recorded.
     #[inline]
     fn took(&mut self, rounds: &RangeInclusive<u64>) {
         self.lower_notice();
+        self.session.took(|| self.waiter.clock().now());
         if let Some(tape) = &mut self.tape {
             let cuts = self.lease.take().recorded();
             tape.took(rounds, &cuts);

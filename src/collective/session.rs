@@ -10,8 +10,9 @@ use std::cell::{Cell, RefCell};
 use std::hash::{Hash, Hasher};
 use std::ops::RangeInclusive;
 
-use super::core::{Cut, Part};
+use super::core::{Cut, Part, Particulars};
 use super::protocol::{Buffer, Facts, Goal, Protocol};
+use super::step_timer::StepTimer;
 use crate::error::{Error, Result};
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
@@ -52,6 +53,7 @@ pub(crate) struct Session {
     begun: bool,
     /// The weight of the next contribution.
     weight: u16,
+    timer: StepTimer,
     /// Whether there is an arrival whose outcome was not taken.
     outstanding: bool,
     leaving: Leaving,
@@ -74,6 +76,7 @@ impl Session {
             buffer: engine.buffer(),
             begun: false,
             weight: 1,
+            timer: StepTimer::new(!facts.weighted),
             outstanding: false,
             leaving: Leaving::No,
             released: Cell::new(0),
@@ -122,15 +125,26 @@ impl Session {
         self.weight = weight;
     }
 
-    /// Hands in the next contribution. If it is `unfilled`, none of its pieces is there yet.
+    /// Returns whether [`arrive`](Session::arrive) needs the time, apart from the engine.
     #[inline]
-    pub(crate) fn arrive(&mut self, engine: &mut impl Protocol, now: Time, unfilled: bool) {
-        engine.arrive(now, std::mem::replace(&mut self.weight, 1), unfilled);
+    pub(crate) fn needs_time(&self) -> bool {
+        self.timer.needs_time()
+    }
+
+    /// Hands in the next contribution. If it is `unfilled`, none of its pieces is there yet. Returns what it says about
+    /// itself.
+    #[inline]
+    pub(crate) fn arrive(&mut self, engine: &mut impl Protocol, now: Time, unfilled: bool) -> Particulars {
+        let durations = self.timer.arrives(now);
+        let weight = std::mem::replace(&mut self.weight, 1);
+        let told = Particulars { weight, durations };
+        engine.arrive(now, told, unfilled);
         self.outstanding = true;
         self.begun = false;
         if !self.facts.fault(Fault::KeepBuffer) {
             self.buffer = engine.buffer();
         }
+        told
     }
 
     /// Returns what the caller waits for.
@@ -141,6 +155,18 @@ impl Session {
             Leaving::Entered => Goal::Left,
             Leaving::LetGo | Leaving::Gone => Goal::Gone,
         }
+    }
+
+    /// Notes that the caller waits in a call for its outcome.
+    #[inline]
+    pub(crate) fn waits(&mut self, now: impl FnOnce() -> Time) {
+        self.timer.waits(now);
+    }
+
+    /// Notes when the caller got the outcomes that were taken.
+    #[inline]
+    pub(crate) fn took(&mut self, now: impl FnOnce() -> Time) {
+        self.timer.took(now);
     }
 
     /// Takes the outcomes. There are some: the goal was reached, and no helper thread has used the engine since.

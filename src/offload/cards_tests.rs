@@ -7,7 +7,7 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::Cards;
-use crate::collective::core::{Cut, Effort, FOREVER, Machine, Op, Operands, Part, Plan, ProgramOp, Terms};
+use crate::collective::core::{Cut, Effort, FOREVER, Machine, Op, Operands, Part, Particulars, Plan, ProgramOp, Terms};
 use crate::rule::{AgreementBy, Fire, Grace, MovementBy};
 use crate::trigger::{Gate, Profile, Request, Role, Schedule, Signal, Start, compile};
 
@@ -98,7 +98,7 @@ impl World {
         let outcome = self.cards.outcome(slot, me);
         outcome.iter().flatten().for_each(|&(rank, gate)| _ = gates.insert(rank, gate));
         for (rank, gate) in gates {
-            cut.add_gate(rank, Gate(gate).at(round).deposit(), |_| 1);
+            cut.add_gate(rank, Gate(gate).at(round).deposit(), |_| Particulars::PLAIN);
         }
         let known = self.cuts.entry(round).or_insert_with(|| cut.clone());
         assert_eq!(*known, cut, "rank {me} has another cut");
@@ -170,7 +170,7 @@ impl World {
             }
             rank.steps -= 1;
             rank.made.push(rank.taken + 1);
-            rank.machine.arrive(0, 1);
+            rank.machine.arrive(0, Particulars::PLAIN);
         } else {
             for round in rank.machine.take(false) {
                 rank.taken = round;

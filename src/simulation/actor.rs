@@ -470,6 +470,7 @@ impl Actor {
         }
         let impatient = deadline > 0 && rng.random_bool(0.25);
         let until = impatient.then(|| now + rng.random_range(1..=deadline));
+        self.session.waits(|| now);
         self.pursue().begin();
         self.doing = Doing::Waiting { until, idle: false };
     }
@@ -536,6 +537,7 @@ impl Actor {
             return Ok(self.pause(rng));
         }
         let rounds = self.session.take(&mut self.engine);
+        self.session.took(|| now);
         let (rank, newest) = (self.rank(), *rounds.end());
         if !rounds.is_empty() {
             self.ends.push(newest);

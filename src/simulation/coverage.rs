@@ -33,6 +33,8 @@ macro_rules! coverage {
 coverage! {
     /// Contributions made.
     contributions,
+    /// Entered contributions that say how long they took.
+    measured,
     /// Rounds seen.
     rounds,
     /// Contributions that found their round open at first, and closed when they added their bit.

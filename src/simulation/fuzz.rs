@@ -33,7 +33,7 @@ pub fn fuzz(
 ) -> Found {
     let next = AtomicU64::new(numbers.start);
     let found = Mutex::new(Found::default());
-    let workers = crate::machine::parallelism();
+    let workers = thread::available_parallelism().map_or(1, usize::from);
     thread::scope(|scope| {
         for _ in 0..workers {
             scope.spawn(|| {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::registers::Registers;
 use super::scenario::Scenario;
-use crate::collective::core::{Cut, Entry, Part, Time};
+use crate::collective::core::{Cut, Durations, Entry, Part, Particulars, Time};
 use crate::collective::driver::Reduction;
 use crate::rank_set::RankSet;
 use crate::reduce::{Dtype, Reduce, f16};
@@ -17,6 +17,8 @@ pub(super) type Verdict = Result<(), String>;
 struct Contribution {
     number: u32,
     time: Time,
+    /// What it says about itself.
+    told: Particulars,
     entered: Option<u64>,
     dropped: bool,
 }
@@ -77,6 +79,8 @@ pub(super) struct Oracle {
     left: Vec<Time>,
     pub(super) carried_with_fresh: u64,
     pub(super) contributions: u64,
+    /// The number of entered contributions that say how long they took.
+    pub(super) measured: u64,
     /// The number of full rounds with a carried contribution.
     pub(super) full_with_carried: u64,
     /// The number of rounds that closed before their condition held.
@@ -108,6 +112,7 @@ impl Oracle {
             left: vec![Time::MAX; ranks as usize],
             carried_with_fresh: 0,
             contributions: 0,
+            measured: 0,
             full_with_carried: 0,
             early: 0,
         };
@@ -147,9 +152,19 @@ impl Oracle {
 
     pub(super) fn arrives(&mut self, rank: u32, number: u32, target: u64, time: Time) -> Verdict {
         self.contributions += 1;
-        match self.made.insert((rank, target), Contribution { number, time, entered: None, dropped: false }) {
+        match self.made.insert(
+            (rank, target),
+            Contribution { number, time, told: Particulars::PLAIN, entered: None, dropped: false },
+        ) {
             None => Ok(()),
             Some(_) => Err(format!("steps: rank {rank} arrived twice for round {target}")),
+        }
+    }
+
+    /// Notes what a rank's contribution for a round says about itself.
+    pub(super) fn tells(&mut self, rank: u32, target: u64, told: Particulars) {
+        if let Some(contribution) = self.made.get_mut(&(rank, target)) {
+            contribution.told = told;
         }
     }
 
@@ -318,10 +333,17 @@ impl Oracle {
                 }
                 Some(contribution) => {
                     contribution.entered = Some(round);
-                    let number = contribution.number;
+                    let (number, told) = (contribution.number, contribution.told);
                     if entry.weight != self.weight(entry.rank, number) {
                         return Err(format!("G9: {entry:?} in round {round} has another weight"));
                     }
+                    // A replay has the durations of the recorded run.
+                    if !self.given && entry.particulars() != told {
+                        return Err(format!(
+                            "G9: {entry:?} in round {round} says something else than its rank: {told:?}"
+                        ));
+                    }
+                    self.measured += u64::from(told.durations != Durations::NONE);
                 }
             }
         }

@@ -363,6 +363,14 @@ typedef struct eb_entry {
    * Reserved: 0.
    */
   uint32_t reserved;
+  /**
+   * How long the rank computed the contribution, in seconds by its own clock; -1 where that is not known.
+   */
+  double computed;
+  /**
+   * How long the rank waited for its round before this one, in seconds; -1 where that is not known.
+   */
+  double waited;
 } eb_entry;
 
 #ifdef __cplusplus

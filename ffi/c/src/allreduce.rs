@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::ops::RangeInclusive;
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 
 use earlybird::{Allreduce, Dtype, Part};
 use parking_lot::Mutex;
@@ -131,6 +132,10 @@ pub struct eb_entry {
     pub weight: u32,
     /// Reserved: 0.
     pub reserved: u32,
+    /// How long the rank computed the contribution, in seconds by its own clock; -1 where that is not known.
+    pub computed: f64,
+    /// How long the rank waited for its round before this one, in seconds; -1 where that is not known.
+    pub waited: f64,
 }
 
 /// Makes a call with a collective; fails if another thread uses it.
@@ -314,7 +319,16 @@ pub unsafe extern "C" fn eb_allreduce_entries(
                 Part::Fresh => eb_part::EB_FRESH,
                 Part::Leaving => eb_part::EB_LEAVING,
             };
-            let given = eb_entry { rank: entry.rank, part, age: entry.age, weight: entry.weight.into(), reserved: 0 };
+            let seconds = |time: Option<Duration>| time.map_or(-1.0, |time| time.as_secs_f64());
+            let given = eb_entry {
+                rank: entry.rank,
+                part,
+                age: entry.age,
+                weight: entry.weight.into(),
+                reserved: 0,
+                computed: seconds(entry.computed()),
+                waited: seconds(entry.waited()),
+            };
             // SAFETY: the caller passes memory for `capacity` entries, and this is one of them.
             unsafe { entries.add(place).write(given) };
         }

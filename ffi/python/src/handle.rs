@@ -15,7 +15,7 @@ use crate::interrupt::SLICE;
 use crate::world::{duration, forget_or_drop};
 
 /// What a rank has in a round, and how many rounds late: rank, part, age, weight.
-pub(crate) type Entry = (u32, &'static str, u64, u16);
+pub(crate) type Entry = (u32, &'static str, u64, u16, Option<f64>, Option<f64>);
 
 /// The first and the last of some rounds.
 pub(crate) type Ends = (u64, u64);
@@ -172,6 +172,10 @@ pub(crate) fn entries(cut: &Cut) -> (Option<u32>, Vec<Entry>) {
         Part::Fresh => "fresh",
         Part::Leaving => "leaving",
     };
-    let entries = cut.entries().map(|entry| (entry.rank, named(entry.part), entry.age, entry.weight));
+    let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
+    let entries = cut.entries().map(|entry| {
+        let (computed, waited) = (seconds(entry.computed()), seconds(entry.waited()));
+        (entry.rank, named(entry.part), entry.age, entry.weight, computed, waited)
+    });
     (cut.initiator(), entries.collect())
 }

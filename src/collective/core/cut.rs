@@ -1,5 +1,6 @@
 //! The cut of a round: the contributions that it holds, and its form on the wire.
 
+use super::durations::Particulars;
 use super::entry::{Entries, Entry, Part};
 use crate::rank_set::RankSet;
 use crate::trigger::Deposit;
@@ -93,19 +94,19 @@ impl Cut {
         self.leaving().collect()
     }
 
-    /// Adds the contents of a rank's gate. `weight` returns the weight of the contribution in a buffer.
-    pub(crate) fn add_gate(&mut self, rank: u32, deposit: Deposit, weight: impl Fn(u32) -> u16) {
+    /// Adds the contents of a rank's gate. `particulars` returns those of the contribution in a buffer.
+    pub(crate) fn add_gate(&mut self, rank: u32, deposit: Deposit, particulars: impl Fn(u32) -> Particulars) {
         if deposit.initiator {
             self.note_initiator(rank);
         }
         if let Some((buffer, age)) = deposit.carried {
-            self.entries.push(Entry::new(rank, Part::Carried, (age, weight(buffer)), buffer));
+            self.entries.push(Entry::new(rank, Part::Carried, (age, particulars(buffer)), buffer));
         }
         if let Some(buffer) = deposit.fresh {
-            self.entries.push(Entry::new(rank, Part::Fresh, (0, weight(buffer)), buffer));
+            self.entries.push(Entry::new(rank, Part::Fresh, (0, particulars(buffer)), buffer));
         }
         if deposit.leaving {
-            self.entries.push(Entry::new(rank, Part::Leaving, (0, 0), 0));
+            self.entries.push(Entry::new(rank, Part::Leaving, (0, Particulars::weighing(0)), 0));
         }
     }
 
@@ -171,7 +172,9 @@ mod tests {
 
     #[test]
     fn a_cut_survives_the_wire() {
-        let entry = |rank, part, age, buffer| Entry::new(rank, part, (age, 7 * age as u16 + 60_000), buffer);
+        let entry = |rank, part, age, buffer| {
+            Entry::new(rank, part, (age, Particulars::weighing(7 * age as u16 + 60_000)), buffer)
+        };
         let mut cut = Cut::with_room_for(4);
         cut.round = 9;
         cut.initiator = Some(3);

@@ -3,8 +3,11 @@
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+use super::durations::{Durations, Particulars, duration};
 
 /// How a rank takes part in a round. There are only these three ways: a program that reads cuts handles all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -30,6 +33,7 @@ pub struct Entry {
     pub age: u64,
     /// The weight that [`Allreduce::weigh`](crate::Allreduce::weigh) gave the contribution; otherwise 1.
     pub weight: u16,
+    durations: Durations,
     /// The rank's buffer that holds the contribution, for a rank that reads it there. It is not part of what was
     /// agreed.
     pub(crate) buffer: u32,
@@ -49,14 +53,14 @@ impl Hash for Entry {
     }
 }
 
-const RANK_BITS: u32 = 24;
+/// A world has fewer ranks: a network names them by 16 bits, and shared memory by 12.
+const RANK_BITS: u32 = 20;
 const BUFFER_BITS: u32 = 2;
 const PART_BITS: u32 = 2;
-const WEIGHT_BITS: u32 = u16::BITS;
 const PART_SHIFT: u32 = RANK_BITS + BUFFER_BITS;
-const WEIGHT_SHIFT: u32 = PART_SHIFT + PART_BITS;
+const PARTICULARS_SHIFT: u32 = PART_SHIFT + PART_BITS;
 /// The bits above hold the age. They are more than enough: a contribution is late by little more than the depth.
-const AGE_SHIFT: u32 = WEIGHT_SHIFT + WEIGHT_BITS;
+const AGE_SHIFT: u32 = PARTICULARS_SHIFT + Particulars::BITS;
 
 impl Part {
     #[inline]
@@ -70,25 +74,49 @@ impl Part {
 }
 
 impl Entry {
-    pub(crate) fn new(rank: u32, part: Part, (age, weight): (u64, u16), buffer: u32) -> Self {
-        Entry { rank, part, age, weight, buffer }
+    pub(crate) fn new(rank: u32, part: Part, (age, particulars): (u64, Particulars), buffer: u32) -> Self {
+        let Particulars { weight, durations } = particulars;
+        Entry { rank, part, age, weight, durations, buffer }
     }
 
-    fn agreed(&self) -> (u32, Part, u64, u16) {
-        (self.rank, self.part, self.age, self.weight)
+    /// Returns how long the rank computed the contribution: from the wait that returned its last outcome to the call
+    /// that handed this one in. `None` where that is not known, see [`waited`](Entry::waited).
+    #[must_use]
+    pub fn computed(&self) -> Option<Duration> {
+        duration(self.durations.computed())
+    }
+
+    /// Returns how long the rank waited for its round before this one, in a call; nothing if the outcome was there.
+    ///
+    /// Each rank measures with its own clock, and tells the result with its contribution, so all ranks know the same
+    /// number. It is exact to 1.6 %, or to 64 ns. Steps below a millisecond are measured once in 16 rounds. Nothing is
+    /// known of contributions with weights, of rounds that a provider runs, or of groups by order of arrival.
+    #[must_use]
+    pub fn waited(&self) -> Option<Duration> {
+        duration(self.durations.waited())
+    }
+
+    pub(crate) fn particulars(&self) -> Particulars {
+        Particulars { weight: self.weight, durations: self.durations }
+    }
+
+    fn agreed(&self) -> (u32, Part, u64, Particulars) {
+        (self.rank, self.part, self.age, self.particulars())
     }
 
     fn encode(self) -> u64 {
+        debug_assert!(self.rank >> RANK_BITS == 0 && self.age >> (u64::BITS - AGE_SHIFT) == 0);
         u64::from(self.rank)
             | u64::from(self.buffer) << RANK_BITS
             | self.part.code() << PART_SHIFT
-            | u64::from(self.weight) << WEIGHT_SHIFT
+            | self.particulars().encode() << PARTICULARS_SHIFT
             | self.age << AGE_SHIFT
     }
 
     #[inline]
     fn decode(cell: u64) -> Self {
         let field = |from: u32, bits: u32| cell >> from & ((1 << bits) - 1);
+        let Particulars { weight, durations } = Particulars::decode(field(PARTICULARS_SHIFT, Particulars::BITS));
         Entry {
             rank: field(0, RANK_BITS) as u32,
             buffer: field(RANK_BITS, BUFFER_BITS) as u32,
@@ -97,7 +125,8 @@ impl Entry {
                 1 => Part::Fresh,
                 _ => Part::Leaving,
             },
-            weight: field(WEIGHT_SHIFT, WEIGHT_BITS) as u16,
+            weight,
+            durations,
             age: cell >> AGE_SHIFT,
         }
     }

@@ -10,6 +10,7 @@ use super::agreement::{Agreement, Form, Participant, of_any_form};
 use super::buffers::Buffers;
 use super::context::Context;
 use super::cut::Cut;
+use super::durations::Particulars;
 use super::entry::Part;
 use super::input::{Cells, Effort, FOREVER, Time};
 use super::ledger::Ledger;
@@ -93,17 +94,17 @@ impl Machine {
     }
 
     /// Hands in the contribution in [`Machine::buffer`]. There must be no outstanding arrival.
-    pub(crate) fn arrive(&mut self, now: Time, weight: u16) {
+    pub(crate) fn arrive(&mut self, now: Time, particulars: Particulars) {
         self.cx.now = now;
-        self.agreement.start((Part::Fresh, self.buffer(), weight), &mut self.cx);
+        self.agreement.start((Part::Fresh, self.buffer(), particulars), &mut self.cx);
         self.buffers.hand_in(self.cx.ledger.taken() + 1);
     }
 
     /// Hands in the contribution in [`Machine::buffer`] before any of its data is there. The caller must call
     /// [`Machine::filled`] until no piece is missing, whatever happens.
-    pub(crate) fn arrive_unfilled(&mut self, now: Time, weight: u16) {
+    pub(crate) fn arrive_unfilled(&mut self, now: Time, particulars: Particulars) {
         lack(self.buffer(), self.cx.plan.pieces(), &self.cx.plan, &mut self.cx.outbox);
-        self.arrive(now, weight);
+        self.arrive(now, particulars);
     }
 
     /// Notes that all pieces but the last `missing` ones of the contribution in a buffer are there.
@@ -113,7 +114,7 @@ impl Machine {
 
     /// Hands in the last, empty arrival. The caller repeats it if the arrival's round has fired without it.
     pub(crate) fn leave(&mut self) {
-        self.agreement.start((Part::Leaving, self.buffer(), 0), &mut self.cx);
+        self.agreement.start((Part::Leaving, self.buffer(), Particulars::weighing(0)), &mut self.cx);
     }
 
     /// Takes the rounds that are ready, oldest first. The arrival is over, and the rounds belong to the caller until it

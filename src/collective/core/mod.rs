@@ -10,6 +10,7 @@ mod agreement;
 mod buffers;
 mod context;
 mod cut;
+mod durations;
 mod entry;
 mod input;
 mod label;
@@ -31,6 +32,7 @@ mod tag;
 mod tests;
 
 pub use cut::Cut;
+pub(crate) use durations::{Durations, Particulars};
 pub use entry::{Entry, Part};
 pub(crate) use input::{Cells, Effort, FOREVER, Time};
 pub(crate) use label::{Form, Label, label, rows};

@@ -2,7 +2,7 @@
 //! machines in random worlds.
 
 use super::tests::Memory;
-use super::{Cut, Effort, FOREVER, Machine, Op, Operands, Part, Plan, Terms};
+use super::{Cut, Effort, FOREVER, Machine, Op, Operands, Part, Particulars, Plan, Terms};
 use crate::fabric::{Atomic, Change};
 use crate::rule::{Fire, MovementBy};
 
@@ -22,7 +22,7 @@ impl Host {
 
     /// A rank hands in a contribution, and goes as far as it can.
     fn arrives(&mut self, rank: usize) {
-        self.ranks[rank].arrive(0, 1);
+        self.ranks[rank].arrive(0, Particulars::PLAIN);
         self.goes_on(rank);
     }
 

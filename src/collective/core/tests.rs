@@ -1,7 +1,7 @@
 //! Tests of which ranks a machine reports as missing when it waits.
 
 use super::tag::Tag;
-use super::{Cells, Effort, Machine, Op, Operands, Plan, Terms};
+use super::{Cells, Effort, Machine, Op, Operands, Particulars, Plan, Terms};
 use crate::fabric::Atomic;
 use crate::rank_set::RankSet;
 use crate::rule::{Fire, MovementBy};
@@ -22,7 +22,7 @@ impl Memory {
 
     /// Stores the tag with which an arriving rank shows a buffer, as if it had landed here.
     fn show(&mut self, cell: usize, target: u64) {
-        self.0[cell] = Tag { target, buffer: 0, weight: 1, leaving: false }.cell();
+        self.0[cell] = Tag { target, buffer: 0, particulars: Particulars::PLAIN, leaving: false }.cell();
     }
 
     /// Drives a machine whose operations on other hosts never complete, as far as it can proceed.
@@ -85,7 +85,7 @@ fn a_home_that_does_not_answer_is_missing() {
     let mut machine = Machine::new(of((home + 1) % 3));
     let mut memory = Memory::of(machine.plan());
     memory.show(machine.plan().tag(home, 0), 1);
-    machine.arrive(0, 1);
+    machine.arrive(0, Particulars::PLAIN);
     memory.run(&mut machine);
     let mut expected = [home, (home + 2) % 3];
     expected.sort_unstable();
@@ -99,7 +99,7 @@ fn a_rank_that_takes_nothing_is_missing() {
         let mut machine = Machine::new(plan(0, 3, Fire::ALL, MovementBy::Everyone));
         let mut memory = Memory::of(machine.plan());
         for round in 1..=2 {
-            machine.arrive(0, 1);
+            machine.arrive(0, Particulars::PLAIN);
             memory.run_with(&mut machine, |host| host != silent);
             (1..3).for_each(|rank| memory.show(machine.plan().tag(rank, Plan::tag_of(round)), round));
             memory.run_with(&mut machine, |host| host != silent);
@@ -128,13 +128,13 @@ fn a_rank_that_answers_nothing_holds_up_what_follows_and_the_end() {
             memory.run_with(&mut machine, answers);
             assert!(!machine.is_finished());
         } else {
-            machine.arrive(0, 1);
+            machine.arrive(0, Particulars::PLAIN);
             memory.run_with(&mut machine, answers);
             assert_eq!(machine.take(true), 1..=1);
             // The release does not take effect yet, because the record of the round may still be read.
             machine.release(1);
             memory.0[machine.plan().released(3 - silent)] = 1;
-            machine.arrive(0, 1);
+            machine.arrive(0, Particulars::PLAIN);
             memory.run_with(&mut machine, answers);
         }
         assert_eq!(missing(&machine, &memory), [silent], "leaves: {leaves}");
@@ -156,7 +156,7 @@ fn a_rank_that_holds_up_an_initiator_is_missing() {
         if leaves {
             machine.leave()
         } else {
-            machine.arrive(0, 1)
+            machine.arrive(0, Particulars::PLAIN)
         }
         memory.run(&mut machine);
         assert_eq!(missing(&machine, &memory), others[..2]);
@@ -183,7 +183,7 @@ fn a_rank_that_fires_rounds_alone_writes_once_to_each_host() {
     }));
     let mut memory = Memory::of(machine.plan());
     for round in 1..=depth {
-        machine.arrive(0, 1);
+        machine.arrive(0, Particulars::PLAIN);
         let mut elsewhere = Vec::new();
         let mut note = |op: &Op| match *op {
             Op::Put { host, .. } | Op::Clear { host, .. } | Op::Atomic { host, .. } if host != 0 => elsewhere.push(*op),
@@ -205,7 +205,7 @@ fn a_rank_whose_bit_is_there_is_not_missing() {
     let mut memory = Memory::of(machine.plan());
     let others: Vec<u32> = (0..4).filter(|&rank| rank != me).collect();
     memory.0[machine.plan().word(1, 0)] = 1 << others[1];
-    machine.arrive(0, 1);
+    machine.arrive(0, Particulars::PLAIN);
     memory.run(&mut machine);
     assert_eq!(missing(&machine, &memory), [others[0], others[2]]);
 }
@@ -214,7 +214,7 @@ fn a_rank_whose_bit_is_there_is_not_missing() {
 fn a_trace_names_operations_and_where_a_rank_stands() {
     let mut machine = Machine::new(plan(0, 3, Fire::ALL, MovementBy::Everyone));
     let memory = Memory::of(machine.plan());
-    machine.arrive(0, 1);
+    machine.arrive(0, Particulars::PLAIN);
     machine.poll(0, Effort::Work, &memory);
     let ops: Vec<Op> = std::iter::from_fn(|| machine.next_op(&mut Operands::default())).collect();
     let names: Vec<String> = ops.iter().map(|op| machine.plan().op_name(op)).collect();

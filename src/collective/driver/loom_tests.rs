@@ -13,7 +13,7 @@ use loom::thread;
 use parking_lot::Mutex;
 
 use super::{Driver, Reduction, Regions};
-use crate::collective::core::{Cut, Effort, Entry, Part, Plan, Terms, program};
+use crate::collective::core::{Cut, Effort, Entry, Part, Particulars, Plan, Terms, program};
 use crate::fabric::HostMemory;
 use crate::fabric::modelled::Host;
 use crate::reduce::{Dtype, Reduce};
@@ -145,7 +145,7 @@ impl Rank {
     fn give(&mut self) {
         let machine = self.driver.machine_mut();
         for round in 1..=3 {
-            let fresh = |rank| Entry::new(rank, Part::Fresh, (0, 1), 0);
+            let fresh = |rank| Entry::new(rank, Part::Fresh, (0, Particulars::PLAIN), 0);
             machine.give(Cut::of_entries(round, None, (0..machine.plan().ranks).map(fresh).collect()));
             machine.give_end(round);
         }

@@ -1,7 +1,7 @@
 //! Programs of triggered operations: their reductions, and the operations that a runner carries out.
 
 use super::{Driver, WRITTEN_ONCE};
-use crate::collective::core::{Cells, Effort, Entry, Part, ProgramOp, Time};
+use crate::collective::core::{Cells, Effort, Entry, Part, Particulars, ProgramOp, Time};
 use crate::error::Result;
 use crate::executor::runner::Runner;
 use crate::fault::{Crash, Fuse};
@@ -57,7 +57,7 @@ impl Driver {
             scratch.begin(round, None);
             for rank in 0..plan.ranks {
                 let (deposit, weights) = runner.deposit_of(round, rank)?;
-                scratch.add_gate(rank, deposit, |row| weights[row as usize]);
+                scratch.add_gate(rank, deposit, |row| Particulars::weighing(weights[row as usize]));
             }
             control.store_down(plan.recorded(record), scratch.encode());
             if wanted {
@@ -99,7 +99,7 @@ impl Driver {
             match *input {
                 Input::Gate(rank) => {
                     let deposit = Gate(load(layout.gate(rank))).at(round).deposit();
-                    scratch.add_gate(rank, deposit, |buffer| plan.weight(rank, buffer, &*control));
+                    scratch.add_gate(rank, deposit, |buffer| plan.particulars(rank, buffer, &*control));
                 }
                 Input::Partial(number) => scratch.add(|index| load(layout.header(number) + index)),
             }

@@ -44,7 +44,7 @@ impl Driver {
         let plan = machine.plan();
         let to = plan.area(Buffer::Contribution, round);
         parts.begin(round, initiator);
-        parts.cut.add_gate(plan.me, deposit, |buffer| plan.weight(plan.me, buffer, &*control));
+        parts.cut.add_gate(plan.me, deposit, |buffer| plan.particulars(plan.me, buffer, &*control));
         parts.without_slot.extend(without_slot.then_some(plan.me));
         let form = rows(parts.cut.entries());
         for (row, entry) in parts.cut.contributions().enumerate() {

@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::collective::choices::Choices;
-use crate::collective::core::{Cut, Entry, Part};
+use crate::collective::core::{Cut, Durations, Entry, Part, Particulars};
 
 /// The number of this format.
 pub(super) const VERSION: u32 = 1;
 
 /// Ages beyond this do not occur, and do not fit into an entry.
-pub(super) const MOST_AGE: u64 = 1 << 20;
+pub(super) const MOST_AGE: u64 = 1 << 19;
 
 /// The choices that a replay must share with its recording: under others, cuts or waits would be impossible.
 const COMPARED: [&str; 9] =
@@ -78,21 +78,49 @@ pub(super) struct CutLine {
     pub(super) round: u64,
     /// The rank that closed it.
     pub(super) by: Option<u32>,
-    /// Rank, part, age and weight, in the order of reduction.
-    pub(super) entries: Vec<(u32, Part, u64, u16)>,
+    /// In the order of reduction.
+    pub(super) entries: Vec<EntryLine>,
+}
+
+/// An entry: rank, part, age and weight, and then the nanoseconds that the rank computed and waited, if either is known.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(super) enum EntryLine {
+    Plain(u32, Part, u64, u16),
+    Timed(u32, Part, u64, u16, Option<u64>, Option<u64>),
+}
+
+impl EntryLine {
+    fn of(entry: Entry) -> Self {
+        let (Entry { rank, part, age, weight, .. }, Particulars { durations, .. }) = (entry, entry.particulars());
+        match durations {
+            Durations::NONE => EntryLine::Plain(rank, part, age, weight),
+            measured => EntryLine::Timed(rank, part, age, weight, measured.computed(), measured.waited()),
+        }
+    }
+
+    /// Returns the entry, if its numbers are in range.
+    fn entry(&self, ranks: u32) -> Option<Entry> {
+        let (&rank, &part, &age, &weight, durations) = match self {
+            EntryLine::Plain(rank, part, age, weight) => (rank, part, age, weight, Durations::NONE),
+            EntryLine::Timed(rank, part, age, weight, computed, waited) => {
+                (rank, part, age, weight, Durations::new(*computed, *waited))
+            }
+        };
+        let is_known = durations == Durations::NONE || weight == 1;
+        let in_range = rank < ranks && age < MOST_AGE && is_known;
+        in_range.then(|| Entry::new(rank, part, (age, Particulars { weight, durations }), 0))
+    }
 }
 
 impl CutLine {
     pub(super) fn of(cut: &Cut) -> Self {
-        let line = |entry: Entry| (entry.rank, entry.part, entry.age, entry.weight);
-        CutLine { round: cut.round(), by: cut.initiator(), entries: cut.entries().map(line).collect() }
+        CutLine { round: cut.round(), by: cut.initiator(), entries: cut.entries().map(EntryLine::of).collect() }
     }
 
     /// Returns its entries, if all numbers are in range.
     pub(super) fn parts(&self, ranks: u32) -> Option<Vec<Entry>> {
-        let in_range = |&(rank, _, age, _): &(u32, Part, u64, u16)| rank < ranks && age < MOST_AGE;
-        let entry = |&(rank, part, age, weight): &(u32, Part, u64, u16)| Entry::new(rank, part, (age, weight), 0);
-        let all = self.entries.iter().all(in_range) && self.by.is_none_or(|rank| rank < ranks);
-        all.then(|| self.entries.iter().map(entry).collect())
+        let by = self.by.is_none_or(|rank| rank < ranks);
+        by.then(|| self.entries.iter().map(|line| line.entry(ranks)).collect())?
     }
 }

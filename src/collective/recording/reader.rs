@@ -192,11 +192,13 @@ pub(crate) fn read_any(bytes: &[u8]) -> Result<(), String> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     const HEADER: &str =
         r#"{"earlybird_recording":1,"ranks":2,"rank":0,"collective":0,"choices":{"fire":"solo","depth":"8"}}"#;
     const FIRST: &str = r#"{"took":[1,1],"cuts":[{"round":1,"by":0,"entries":[[0,"fresh",0,1]]}]}"#;
-    const SECOND: &str = r#"{"took":[2,2],"cuts":[{"round":2,"by":0,"entries":[[0,"fresh",0,1],[1,"carried",1,3]]}]}"#;
+    const SECOND: &str =
+        r#"{"took":[2,2],"cuts":[{"round":2,"by":0,"entries":[[0,"fresh",0,1,3014656,null],[1,"carried",1,3]]}]}"#;
     const LAST: &str = r#"{"left":true,"cuts":[{"round":3,"by":0,"entries":[[0,"leaving",0,0],[1,"fresh",0,1]]}]}"#;
 
     fn read(lines: &[&str]) -> Result<Recording, String> {
@@ -210,6 +212,8 @@ mod tests {
         assert_eq!((whole.rounds, whole.ends, whole.left), (3, vec![1, 2], true));
         let entry = whole.cuts[1].entries().nth(1).unwrap();
         assert_eq!((entry.rank, entry.part, entry.age, entry.weight), (1, Part::Carried, 1, 3));
+        let timed = whole.cuts[1].entries().next().unwrap();
+        assert_eq!((timed.computed(), timed.waited()), (Some(Duration::from_nanos(3_014_656)), None));
         for cut_off in [&SECOND[..30], &SECOND[..1], ""] {
             let part = read(&[HEADER, FIRST, cut_off]).unwrap();
             assert_eq!((part.rounds, part.ends, part.left), (1, vec![1], false));
@@ -239,11 +243,16 @@ mod tests {
         expect(&[HEADER, FIRST, &SECOND.replace("\"carried\",1", "\"carried\",2"), ""], "rank 1 that cannot be in it");
         expect(&[HEADER, FIRST, &SECOND.replace("\"carried\",1", "\"carried\",99999999"), ""], "out of range");
         expect(
-            &[HEADER, FIRST, &SECOND.replace("[0,\"fresh\",0,1]", "[0,\"carried\",1,1]"), ""],
+            &[HEADER, FIRST, &SECOND.replace("[0,\"fresh\",0,1", "[0,\"carried\",1,1"), ""],
             "rank 0 that cannot be",
         );
         expect(
-            &[HEADER, FIRST, &SECOND.replace("[0,\"fresh\",0,1],[1,", "[1,\"fresh\",0,1],[0,"), ""],
+            &[
+                HEADER,
+                FIRST,
+                &SECOND.replace("[0,\"fresh\",0,1,", "[1,\"fresh\",0,1,").replace("[1,\"carried\"", "[0,\"carried\""),
+                "",
+            ],
             "order of ranks",
         );
         expect(&[HEADER, &FIRST.replace("[0,\"fresh\",0,1]", ""), ""], "has no entry");

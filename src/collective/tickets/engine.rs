@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::ages;
 use super::areas::BUFFERS;
 use super::driver::{Mean, TicketDriver, interest};
-use crate::collective::core::{self, Effort, Entry, Part, Stats, Time};
+use crate::collective::core::{self, Effort, Entry, Part, Particulars, Stats, Time};
 use crate::collective::protocol::{Buffer, Facts, Goal, Protocol};
 use crate::error::{Ranks, Result};
 use crate::executor::work::{Outlived, Polled, Polls, Rest, Shared, Work};
@@ -70,9 +70,9 @@ impl Protocol for TicketEngine {
         Buffer { number, at: self.driver.areas().contribution(self.driver.machine().plan().me(), number) }
     }
 
-    fn arrive(&mut self, now: Time, weight: u16, _unfilled: bool) {
+    fn arrive(&mut self, now: Time, particulars: Particulars, _unfilled: bool) {
         let Buffer { number, .. } = self.buffer();
-        self.driver.machine_mut().arrive(now, number, self.iteration, weight);
+        self.driver.machine_mut().arrive(now, number, self.iteration, particulars.weight);
         self.arrivals += 1;
     }
 
@@ -92,7 +92,7 @@ impl Protocol for TicketEngine {
         if let (Some(taken), Some(place)) = (cuts.first_mut(), places.first_mut()) {
             let entries = cut.members.iter().map(|member| {
                 let part = if member.leaving { Part::Leaving } else { Part::Fresh };
-                Entry::new(member.rank, part, (0, member.weight), member.buffer)
+                Entry::new(member.rank, part, (0, Particulars::weighing(member.weight)), member.buffer)
             });
             taken.fill(round, entries);
             *place = self.driver.areas().outcome(me);

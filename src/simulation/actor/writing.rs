@@ -37,7 +37,9 @@ impl Actor {
         }
         Rc::make_mut(oracle).arrives(rank, self.made, self.engine.machine().taken() + 1, now)?;
         self.session.weigh(oracle.weight(rank, self.made));
-        self.session.arrive(&mut self.engine, now, fills);
+        let target = self.engine.machine().taken() + 1;
+        let told = self.session.arrive(&mut self.engine, now, fills);
+        Rc::make_mut(oracle).tells(rank, target, told);
         self.made += 1;
         if fills {
             self.leave_work(now, rng);

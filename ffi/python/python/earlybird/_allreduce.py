@@ -22,6 +22,11 @@ class Entry(NamedTuple):
     age: int
     """The number of rounds that it is late."""
     weight: int
+    computed: float | None = None
+    """How long the rank computed the contribution, in seconds by its own clock; ``None`` where that is not known:
+    steps below a millisecond are measured once in 16 rounds, and contributions with weights never."""
+    waited: float | None = None
+    """How long the rank waited in a call for its round before this one, in seconds."""
 
 
 class _Round:

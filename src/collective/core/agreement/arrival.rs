@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::hash::{Hash, Hasher};
 
 use super::super::context::Context;
+use super::super::durations::Particulars;
 use super::super::entry::Part;
 use super::super::input::Time;
 use super::super::movement::Movement;
@@ -27,7 +28,7 @@ pub(crate) struct Arrival<S> {
     pub(super) made_for: u64,
     pub(super) part: Part,
     pub(super) buffer: u32,
-    pub(super) weight: u16,
+    pub(super) particulars: Particulars,
     /// When its round closes, even if ranks are missing.
     pub(super) close_by: Time,
     waited_for_room: bool,
@@ -63,12 +64,12 @@ impl<S: Hash> Hash for Arrival<S> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         // What the arrival has waited for is only counted and reported to people. Of a completed arrival, only the
         // buffer is read.
-        let Arrival { phase, target, made_for, part, buffer, weight, close_by, .. } = self;
+        let Arrival { phase, target, made_for, part, buffer, particulars, close_by, .. } = self;
         phase.hash(state);
         match phase {
             Phase::Away => {}
             Phase::Over { .. } => buffer.hash(state),
-            Phase::Blocked | Phase::Entered(_) => (target, made_for, part, buffer, weight, close_by).hash(state),
+            Phase::Blocked | Phase::Entered(_) => (target, made_for, part, buffer, particulars, close_by).hash(state),
         }
         (self.deferred, self.superseded).hash(state);
     }
@@ -82,7 +83,7 @@ impl<S: Copy + Debug> Arrival<S> {
             made_for: 0,
             part: Part::Fresh,
             buffer: 0,
-            weight: 1,
+            particulars: Particulars::PLAIN,
             close_by: Time::MAX,
             waited_for_room: false,
             deferred: None,
@@ -93,11 +94,11 @@ impl<S: Copy + Debug> Arrival<S> {
     }
 
     /// Begins an arrival. No arrival may be outstanding.
-    pub(super) fn start(&mut self, (part, buffer, weight): (Part, u32, u16), cx: &mut Context) {
+    pub(super) fn start(&mut self, (part, buffer, particulars): (Part, u32, Particulars), cx: &mut Context) {
         debug_assert!(!self.is_outstanding() && !cx.ledger.has_left());
         let target = cx.ledger.taken() + 1;
         (self.target, self.made_for) = (target, target);
-        (self.part, self.buffer, self.weight) = (part, buffer, weight);
+        (self.part, self.buffer, self.particulars) = (part, buffer, particulars);
         (self.close_by, self.waited_for_room) = (Time::MAX, false);
         if part == Part::Fresh {
             // The caller returns from its own work.
@@ -181,14 +182,14 @@ impl<S: Copy + Debug> Arrival<S> {
     fn tag(&self, plan: &Plan) -> (usize, u64) {
         let Arrival { target, buffer, .. } = *self;
         let leaving = self.part == Part::Leaving;
-        let weight = if plan.fault(Fault::LoseWeight) { 1 } else { self.weight };
+        let particulars = if plan.fault(Fault::LoseWeight) { Particulars::PLAIN } else { self.particulars };
         let number = if plan.by_tags() { Plan::tag_of(target) } else { buffer };
-        (plan.tag(plan.me, number), Tag { target, buffer, weight, leaving }.cell())
+        (plan.tag(plan.me, number), Tag { target, buffer, particulars, leaving }.cell())
     }
 
-    /// Where ranks have gates: publishes the weight of the contribution, if contributions have weights.
-    pub(super) fn show_weight(&self, cx: &mut Context) {
-        if cx.plan.weighted && self.part == Part::Fresh {
+    /// Where ranks have gates: publishes what the contribution says about itself.
+    pub(super) fn show_particulars(&self, cx: &mut Context) {
+        if self.part == Part::Fresh {
             self.show_here(cx);
         }
     }

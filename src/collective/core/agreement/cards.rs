@@ -151,7 +151,7 @@ impl Form for Slots {
     /// Takes the answer to the request for the token: it was taken, or the gate was sealed before.
     fn answer(&mut self, _: Token, taken: u64, arrival: &mut Arrival<CardStage>, cx: &mut Context) {
         let Some(CardStage::Depositing { round }) = arrival.stage() else { return };
-        let Arrival { target, made_for, part, buffer, weight, .. } = *arrival;
+        let Arrival { target, made_for, part, buffer, particulars, .. } = *arrival;
         if taken == 0 {
             return arrival.refused(round, CardStage::Late { tried: round }, cx);
         }
@@ -170,7 +170,7 @@ impl Form for Slots {
             deposit.initiator |= starts;
         });
         self.gates[slot] = gate.0;
-        cx.outbox.program(ProgramOp::Deposit { round, gate: gate.0, buffer, row, weight });
+        cx.outbox.program(ProgramOp::Deposit { round, gate: gate.0, buffer, row, weight: particulars.weight });
         if part == Part::Fresh && round != target {
             return arrival.placed(round, cx);
         }

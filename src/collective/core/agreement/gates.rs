@@ -94,7 +94,7 @@ impl Form for Gates {
 
     /// Deposits the contribution into this rank's gate.
     fn enter(&mut self, arrival: &mut Arrival<GateStage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) {
-        arrival.show_weight(cx);
+        arrival.show_particulars(cx);
         self.deposit_into(arrival.target, arrival, cx, cells);
     }
 

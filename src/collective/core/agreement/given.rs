@@ -18,6 +18,7 @@ use std::collections::VecDeque;
 
 use super::super::context::Context;
 use super::super::cut::Cut;
+use super::super::durations::{Durations, Particulars};
 use super::super::entry::{Entry, Part};
 use super::super::input::{Cells, Effort};
 use super::super::movement::Movement;
@@ -117,12 +118,17 @@ impl Given {
                 }
                 return false;
             };
-            cut.entries.push(Entry::new(entry.rank, entry.part, (entry.age, tag.weight), tag.buffer));
+            cut.entries.push(Entry::new(
+                entry.rank,
+                entry.part,
+                (entry.age, given_particulars(entry, tag)),
+                tag.buffer,
+            ));
             self.unseen += 1;
         }
         if plan.fault(Fault::TakeEarlyTag) {
             let behind = given.entries.iter().last().map_or(0, |entry| entry.rank + 1);
-            let early = |rank| Entry::new(rank, Part::Fresh, (0, 1), 0);
+            let early = |rank| Entry::new(rank, Part::Fresh, (0, Particulars::PLAIN), 0);
             let here = |rank: u32| Some((rank, tag_of(early(rank), round, plan, cells)?));
             (behind..plan.ranks).filter_map(here).for_each(|(rank, tag)| cut.entries.push(tag.entry(rank)));
         }
@@ -271,8 +277,10 @@ impl Form for Given {
 
 /// Returns a cut of the ranks that have arrived for a round, if this rank has.
 fn cut_of_tags(round: u64, cx: &Context, cells: &impl Cells) -> Option<Cut> {
-    let fresh =
-        |rank| tag_of(Entry::new(rank, Part::Fresh, (0, 1), 0), round, &cx.plan, cells).map(|tag| tag.entry(rank));
+    let fresh = |rank| {
+        tag_of(Entry::new(rank, Part::Fresh, (0, Particulars::PLAIN), 0), round, &cx.plan, cells)
+            .map(|tag| tag.entry(rank))
+    };
     fresh(cx.plan.me)?;
     Some(Cut::of_entries(round, None, cx.ledger.active().iter().filter_map(fresh).collect()))
 }
@@ -286,6 +294,14 @@ enum Fate {
     Dropped,
     /// Not all cuts that may contain it were given.
     Unknown,
+}
+
+/// Returns what an entry says: the durations that were given, and the weight of the contribution.
+fn given_particulars(given: Entry, tag: Tag) -> Particulars {
+    match given.particulars() {
+        Particulars { durations: Durations::NONE, .. } => Particulars::weighing(tag.particulars.weight),
+        measured => measured,
+    }
 }
 
 /// Returns the tag of an entry of a round, if it is here.

@@ -18,6 +18,7 @@ use std::fmt::Debug;
 use std::hash::Hash;
 
 use super::context::Context;
+use super::durations::Particulars;
 use super::entry::Part;
 use super::input::{Cells, Effort, Time};
 use super::movement::Movement;
@@ -300,7 +301,7 @@ impl Agreement {
     }
 
     /// Begins an arrival: part, buffer, weight. No arrival may be outstanding.
-    pub(super) fn start(&mut self, contribution: (Part, u32, u16), cx: &mut Context) {
+    pub(super) fn start(&mut self, contribution: (Part, u32, Particulars), cx: &mut Context) {
         of_any_form!(self, it => it.arrival.start(contribution, cx));
     }
 

@@ -118,7 +118,7 @@ impl Form for Relay {
 
     /// Deposits the contribution into the gate.
     fn enter(&mut self, arrival: &mut Arrival<RelayStage>, _: &mut Movement, cx: &mut Context, _: &impl Cells) {
-        arrival.show_weight(cx);
+        arrival.show_particulars(cx);
         let target = arrival.target;
         if self.open_gate(cx) != target {
             return arrival.refused(target, RelayStage::Late { tried: target }, cx);

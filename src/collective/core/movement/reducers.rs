@@ -6,6 +6,7 @@
 use std::hash::{Hash, Hasher};
 
 use super::super::context::Context;
+use super::super::durations::Particulars;
 use super::super::entry::{Entry, Part};
 use super::super::input::{Cells, Effort, Time};
 use super::super::op::{Awaited, Counted, Op};
@@ -199,7 +200,7 @@ impl Reducers {
         }
         let (cut, active) = cx.ledger.cut_of_active(round);
         cut.begin(round, None);
-        active.iter().for_each(|rank| cut.entries.push(Entry::new(rank, Part::Fresh, (0, 1), 0)));
+        active.iter().for_each(|rank| cut.entries.push(Entry::new(rank, Part::Fresh, (0, Particulars::PLAIN), 0)));
         true
     }
 
@@ -247,7 +248,7 @@ impl Reducers {
         if len == 0 && self.has_shares {
             return;
         }
-        let plain = |entry: Entry| entry.part == Part::Fresh && entry.weight == 1;
+        let plain = |entry: Entry| entry.part == Part::Fresh && entry.particulars() == Particulars::PLAIN;
         // With shares, every rank has all tags.
         let plain = self.has_shares || cut.entries.iter().all(plain);
         let (at, cell, value) = (plan.outcome(round) + from, plan.reported(plan.me, round), reported(round, plain));

@@ -15,6 +15,7 @@ mod tests;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use super::durations::Particulars;
 use super::input::{Cells, Time};
 use super::tag::Tag;
 use crate::fabric::cell_behind;
@@ -316,9 +317,9 @@ impl Plan {
         self.uses(round) * self.segments()
     }
 
-    /// Returns the weight of the contribution in a buffer, while the buffer may not be written.
-    pub(crate) fn weight(&self, rank: u32, buffer: u32, cells: &impl Cells) -> u16 {
-        if self.weighted { Tag::from_cell(cells.load(self.tag(rank, buffer))).weight } else { 1 }
+    /// Returns what the contribution in a buffer says about itself, while the buffer may not be written.
+    pub(crate) fn particulars(&self, rank: u32, buffer: u32, cells: &impl Cells) -> Particulars {
+        Tag::from_cell(cells.load(self.tag(rank, buffer))).particulars
     }
 
     /// Returns the number of operations that a rank queues at once in an ordinary round. For more, the queue grows

@@ -73,7 +73,7 @@ impl Words {
                 let Some(tag) = carried_tag(plan, rank, round, cells) else { return true };
                 let part = if plan.fault(Fault::CarriedAsFresh) { Part::Fresh } else { Part::Carried };
                 let age = round - tag.target + u64::from(plan.fault(Fault::WrongAge));
-                cut.entries.push(Entry::new(rank, part, (age, tag.weight), tag.buffer));
+                cut.entries.push(Entry::new(rank, part, (age, tag.particulars), tag.buffer));
             }
             if fresh {
                 let Some(tag) = fresh_tag(plan, rank, round, cells) else {
