@@ -151,6 +151,8 @@ faults! {
         ForgetBase: G5,
         /// Writes the model that a rank begins with into the register of another rank.
         BeginWithAnother: Data,
+        /// Chooses a quorum by what its own clock says.
+        LearnFromOwnClock: G5,
     }
     "collective/core/agreement/given" in Replays {
         /// Adds to a round a contribution that the given cut does not list, because its tag is there.
@@ -461,6 +463,7 @@ impl Fault {
             | Fault::GiveUpEarly
             | Fault::AbandonTheDead => Some(Mover::Tree),
             Fault::MiscountQuorum
+            | Fault::LearnFromOwnClock
             | Fault::ForgetLeavers
             | Fault::DrawnMayBeGone
             | Fault::ForgetBase

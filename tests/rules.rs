@@ -229,6 +229,36 @@ fn entries_say_how_long_ranks_computed_and_waited() {
     }
 }
 
+/// The last rank takes ten times as long as the others. They stop waiting for it. The simulator shows that all ranks
+/// choose the same.
+#[test]
+fn a_quorum_that_the_collective_chooses_leaves_out_a_slow_rank() {
+    for mover in MOVERS {
+        world(4, |world| {
+            let mut sum = world.allreduce::<u64>(&[2]).fire(Fire::AUTO).mover(mover).build().unwrap();
+            let is_slow = world.rank() == 3;
+            assert_eq!(sum.stats().quorum, 4);
+            let (mut chosen, mut contributions) = (Vec::new(), 0);
+            for _ in 0..if is_slow { 12 } else { 60 } {
+                std::thread::sleep(Duration::from_millis(if is_slow { 30 } else { 3 }));
+                hand_in(&mut sum, 1);
+                let outcomes = sum.wait(DEADLINE).unwrap();
+                contributions += outcomes.iter().map(|outcome| outcome.data()[0]).sum::<u64>();
+                drop(outcomes);
+                chosen.push(sum.stats().quorum);
+            }
+            while let Some(outcomes) = sum.leave(DEADLINE).unwrap() {
+                contributions += outcomes.iter().map(|outcome| outcome.data()[0]).sum::<u64>();
+            }
+            // On a busy machine others may seem late, too.
+            assert!(is_slow || chosen[5..40].iter().any(|&quorum| quorum < 4), "{mover}: {chosen:?}");
+            let mut sums = [0; 4];
+            world.all_gather(&[contributions], &mut sums, DEADLINE).unwrap();
+            assert!(sums.contains(&(3 * 60 + 12)), "{sums:?}");
+        });
+    }
+}
+
 #[test]
 fn several_tensors_have_one_cut() {
     for mover in MOVERS {

@@ -100,6 +100,22 @@ fn everything() {
     holds(0..EVERYTHING, &Options::everything(), &["successors_died"]);
 }
 
+/// Schedules under quorums that the collective chooses itself.
+const CHOSEN: u64 = 100_000;
+
+/// The oracle chooses, too, from the cuts that it sees, and knows by it which rounds may fire.
+#[test]
+fn all_ranks_choose_the_same_quorum() {
+    let fires = vec![Fire::AUTO, Fire::auto(1), Fire::auto(50)];
+    let options = Options { fires, steps: 12, ..Options::everything() };
+    let (coverage, failure) = run_all(6_000_000..6_000_000 + CHOSEN, &options);
+    if let Some(failure) = failure {
+        panic!("{failure}");
+    }
+    println!("{} rounds, {} of them before one with a smaller quorum", coverage.rounds, coverage.lowered);
+    assert!(coverage.lowered * 4 > coverage.rounds && coverage.finish_races > 0);
+}
+
 /// A unique initiator announces a round by P - 1 messages, the flood by P ⌈log2 P⌉.
 #[test]
 fn activations_are_counted() {

@@ -14,7 +14,7 @@ pub(super) struct Args {
     /// Ranks in the world
     #[arg(short = 'n', long, value_name = "N", default_value_t = 64)]
     ranks: u32,
-    /// Firing rule, as bench has it: all, solo, majority, quorum=Q or deadline=TIME
+    /// Firing rule, as bench has it: auto, all, solo, majority, quorum=Q or deadline=TIME
     #[arg(long, default_value = "solo")]
     fire: Fire,
     /// How long a round stays open after it fired: auto, 0 or a time

@@ -235,7 +235,9 @@ impl Skew {
         let closes = match fire.when() {
             _ if fire.is_full(time + 1) => last,
             When::Majority(seed) => delays[drawn(seed, time + 1, ranks) as usize] + grace,
-            When::All | When::Solo | When::Quorum(_) => sorted[fire.threshold(ranks) as usize - 1] + grace,
+            When::All | When::Solo | When::Quorum(_) | When::Auto(_) => {
+                sorted[fire.threshold(ranks) as usize - 1] + grace
+            }
         };
         let limit = fire.limit().filter(|_| !fire.is_full(time + 1)).map_or(last, |limit| first + limit);
         let closes = closes.min(limit).min(last);

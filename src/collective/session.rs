@@ -86,6 +86,12 @@ impl Session {
         }
     }
 
+    /// Measures even short steps, as the simulator's are.
+    #[cfg(any(test, earlybird_tools))]
+    pub(crate) fn measure_all_steps(&mut self) {
+        self.timer.measure_all();
+    }
+
     /// Reserves now the memory that rounds need.
     pub(crate) fn reserve(&mut self) {
         self.cuts.iter_mut().for_each(Cut::reserve);
@@ -166,7 +172,7 @@ impl Session {
     /// Notes when the caller got the outcomes that were taken.
     #[inline]
     pub(crate) fn took(&mut self, now: impl FnOnce() -> Time) {
-        self.timer.took(now);
+        self.timer.took(self.taken, now);
     }
 
     /// Takes the outcomes. There are some: the goal was reached, and no helper thread has used the engine since.

@@ -7,15 +7,22 @@ use crate::time::Time;
 /// Below this time, reading the clock in each step would cost noticeably.
 const SHORT: Time = 1_000_000;
 
-/// The number of short steps that are not measured after one that was.
-const PAUSE: u32 = 15;
+/// Of short steps, one in this number is measured: after the same rounds on all ranks, so that the times in a cut belong
+/// together.
+const EVERY: u64 = 16;
 
 /// Measures steps: from the call that returned an outcome to the one that returned the next. The time is asked for only
 /// while a step is measured.
 #[derive(Clone, Debug)]
 pub(crate) struct StepTimer {
-    /// The steps until one is measured again; `None` if none is.
-    pause: Option<u32>,
+    /// Whether contributions can tell durations.
+    measures: bool,
+    /// Steps below this time are not all measured.
+    short: Time,
+    /// The last measured step was short.
+    is_short: bool,
+    /// The newest round that was taken.
+    newest: u64,
     /// When the measured step began.
     began: Option<Time>,
     /// When the first wait for its outcome began.
@@ -27,7 +34,13 @@ pub(crate) struct StepTimer {
 impl StepTimer {
     /// `measures`: contributions can tell durations.
     pub(crate) fn new(measures: bool) -> Self {
-        StepTimer { pause: measures.then_some(0), began: None, waits: None, waited: None }
+        StepTimer { measures, short: SHORT, is_short: false, newest: 0, began: None, waits: None, waited: None }
+    }
+
+    /// Measures short steps like all others.
+    #[cfg(any(test, earlybird_tools))]
+    pub(crate) fn measure_all(&mut self) {
+        self.short = 0;
     }
 
     /// Returns whether this step is measured, so that the next call needs the time.
@@ -54,22 +67,23 @@ impl StepTimer {
         }
     }
 
-    /// Notes that the rank has an outcome: a step ends, and the next one begins.
+    /// Notes that the rank has the outcomes up to a round: a step ends, and the next one begins.
     #[inline]
-    pub(crate) fn took(&mut self, now: impl FnOnce() -> Time) {
-        match &mut self.pause {
-            Some(0) => self.ends(now()),
-            Some(steps) => *steps -= 1,
-            None => {}
+    pub(crate) fn took(&mut self, newest: u64, now: impl FnOnce() -> Time) {
+        let before = std::mem::replace(&mut self.newest, newest);
+        let is_due = !self.is_short || newest / EVERY > before / EVERY;
+        if self.began.is_some() || (self.measures && is_due) {
+            self.begins_another(now());
         }
     }
 
-    fn ends(&mut self, now: Time) {
+    fn begins_another(&mut self, now: Time) {
         let waits = self.waits.take();
         let Some(began) = self.began.replace(now) else { return };
         self.waited = Some(waits.map_or(0, |since| now.saturating_sub(since)));
-        if now.saturating_sub(began) < SHORT {
-            (self.pause, self.began) = (Some(PAUSE), None);
+        self.is_short = now.saturating_sub(began) < self.short;
+        if self.is_short {
+            self.began = None;
         }
     }
 }
@@ -80,6 +94,7 @@ mod tests {
 
     /// A step: computes, waits, and gets its outcome. Returns what the rank told, and how often it read the clock.
     fn step(timer: &mut StepTimer, now: &mut Time, computes: Time, waits: Time) -> (Durations, u32) {
+        let round = timer.newest + 1;
         let reads = std::cell::Cell::new(0);
         let read = |time: Time| {
             reads.set(reads.get() + 1);
@@ -89,7 +104,7 @@ mod tests {
         let told = if timer.needs_time() { timer.arrives(read(*now)) } else { timer.arrives(0) };
         timer.waits(|| read(*now));
         *now += waits;
-        timer.took(|| read(*now));
+        timer.took(round, || read(*now));
         (told, reads.get())
     }
 

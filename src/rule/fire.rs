@@ -21,11 +21,22 @@ pub enum When {
     /// For one rank that is drawn for the round, from a seed that all ranks share (eager-SGD *majority*). On average
     /// half of the ranks arrive before it; no number is guaranteed.
     Majority(u64),
+    /// For as many ranks as are worth waiting for: the largest number for which waiting costs at most this percentage
+    /// of the ranks' time. All ranks choose the same number for the same round, from the times in the entries of the
+    /// rounds before ([`Entry::computed`](crate::Entry::computed), [`Entry::waited`](crate::Entry::waited)). It begins
+    /// with all active ranks, and stays there while they are balanced.
+    Auto(u32),
 }
+
+/// The share of the ranks' time that [`When::Auto`] spends on waiting unless another one is chosen, and the largest one,
+/// in percent.
+const USUAL_SHARE: u32 = 10;
+const MOST_SHARE: u32 = 50;
 
 /// A firing rule: what a round waits for, how long at most, and which rounds wait for all.
 ///
-/// On the command line: `all`, `solo`, `quorum=Q`, `majority`, `majority=SEED` or `deadline=TIME`.
+/// On the command line: `auto`, `auto=SHARE%`, `all`, `solo`, `quorum=Q`, `majority`, `majority=SEED` or
+/// `deadline=TIME`.
 /// Append options to any of them, separated by commas: `deadline=TIME` and `full=K`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fire {
@@ -51,6 +62,9 @@ impl Fire {
     /// The round waits for one rank. The same as a quorum of 1.
     pub const SOLO: Fire = Fire::new(When::Solo);
 
+    /// The round waits for as many ranks as are worth waiting for, at up to 10 % of the ranks' time.
+    pub const AUTO: Fire = Fire::auto(USUAL_SHARE);
+
     const fn new(when: When) -> Self {
         Fire { when, deadline: None, full_every: None }
     }
@@ -65,6 +79,13 @@ impl Fire {
     #[must_use]
     pub const fn majority(seed: u64) -> Self {
         Fire::new(When::Majority(seed))
+    }
+
+    /// Returns the rule by which a round waits for as many ranks as are worth waiting for, at up to `percent` of the
+    /// ranks' time. See [`When::Auto`].
+    #[must_use]
+    pub const fn auto(percent: u32) -> Self {
+        Fire::new(When::Auto(percent))
     }
 
     /// Returns the rule by which a round waits for every active rank, or until `time` has passed since its first
@@ -122,11 +143,12 @@ impl Fire {
         self.full_every.is_some_and(|k| round.is_multiple_of(u64::from(k.max(1))))
     }
 
-    /// Returns how many fresh arrivals fire a round among `active` ranks; meaningful for rules that count arrivals.
+    /// Returns how many fresh arrivals fire a round among `active` ranks; meaningful for rules that count arrivals. For
+    /// [`When::Auto`], the number with which it begins.
     #[must_use]
     pub fn threshold(self, active: u32) -> u32 {
         match self.when {
-            When::All => active,
+            When::All | When::Auto(_) => active,
             When::Solo | When::Majority(_) => 1,
             When::Quorum(q) => q.min(active).max(1),
         }
@@ -136,7 +158,7 @@ impl Fire {
     pub(crate) fn clamped(self, ranks: u32) -> Self {
         match self.when {
             When::Quorum(q) => Fire { when: When::Quorum(q.min(ranks)), ..self },
-            When::All | When::Solo | When::Majority(_) => self,
+            When::All | When::Solo | When::Majority(_) | When::Auto(_) => self,
         }
     }
 
@@ -155,11 +177,14 @@ impl Fire {
     /// Checks that the rule can work in a world of `ranks`.
     ///
     /// # Errors
-    /// A quorum of 0, or of more ranks than the world has. A deadline of 0, or of more than [`Grace::MAX`]. `full=0` or
+    /// A quorum of 0, or of more ranks than the world has. A share of 0, or of more than 50 percent. A deadline of 0, or of more than [`Grace::MAX`]. `full=0` or
     /// `full=1`. Full rounds in a synchronous rule.
     pub fn check(self, ranks: u32) -> Result<(), RuleError> {
         match self.when {
             When::Quorum(0) => return Err(RuleError::ZeroQuorum),
+            When::Auto(percent) if percent == 0 || percent > MOST_SHARE => {
+                return Err(RuleError::NotAShare { text: format!("{percent}%") });
+            }
             When::Quorum(q) if q > ranks => return Err(RuleError::QuorumTooLarge { q, ranks }),
             _ => {}
         }
@@ -199,6 +224,8 @@ impl fmt::Display for Fire {
             When::Quorum(q) => parts.push(format!("quorum={q}")),
             When::Majority(0) => parts.push("majority".to_owned()),
             When::Majority(seed) => parts.push(format!("majority={seed}")),
+            When::Auto(USUAL_SHARE) => parts.push("auto".to_owned()),
+            When::Auto(percent) => parts.push(format!("auto={percent}%")),
         }
         parts.extend(self.deadline.map(|time| format!("deadline={time:?}")));
         parts.extend(self.full_every.map(|k| format!("full={k}")));
@@ -220,6 +247,11 @@ impl FromStr for Fire {
                 ("majority", None) => Fire::majority(0),
                 ("majority", Some(seed)) => {
                     Fire::majority(seed.parse().map_err(|_| RuleError::NotASeed { text: seed.to_owned() })?)
+                }
+                ("auto", None) => Fire::AUTO,
+                ("auto", Some(share)) => {
+                    let percent = share.strip_suffix('%').and_then(|percent| percent.parse().ok());
+                    Fire::auto(percent.ok_or_else(|| RuleError::NotAShare { text: share.to_owned() })?)
                 }
                 ("quorum", Some(q)) => match count(q)? {
                     0 => return Err(RuleError::ZeroQuorum),
@@ -260,6 +292,9 @@ mod tests {
             "quorum=16",
             "majority",
             "majority=7",
+            "auto",
+            "auto=5%",
+            "auto,full=100",
             "deadline=5ms",
             "quorum=4,deadline=1.5ms",
             "solo,full=32",
@@ -286,10 +321,22 @@ mod tests {
             "deadline=1ms,deadline=2ms",
             "solo,full=2,full=3",
             "solo=1",
+            "auto=5",
+            "auto=-1%",
+            "auto=x%",
         ] {
             assert!(text.parse::<Fire>().is_err(), "{text}");
         }
-        for text in ["quorum=5", "deadline=0", "deadline=61min", "solo,full=1", "all,full=8", "solo,full=0"] {
+        for text in [
+            "auto=0%",
+            "auto=51%",
+            "quorum=5",
+            "deadline=0",
+            "deadline=61min",
+            "solo,full=1",
+            "all,full=8",
+            "solo,full=0",
+        ] {
             assert!(text.parse::<Fire>().unwrap().check(4).is_err(), "{text}");
         }
         for text in ["quorum=4", "deadline=1min,full=2", "majority,full=2"] {

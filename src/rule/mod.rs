@@ -228,7 +228,7 @@ impl FromStr for Scale {
 pub enum RuleError {
     /// Not one of the firing rules.
     #[error(
-        "unknown firing rule {text:?}; use all, solo, quorum=Q, majority, majority=SEED or deadline=TIME, \
+        "unknown firing rule {text:?}; use auto, auto=SHARE%, all, solo, quorum=Q, majority, majority=SEED or deadline=TIME, \
          and behind it ,deadline=TIME and ,full=K"
     )]
     UnknownFire {
@@ -262,6 +262,12 @@ pub enum RuleError {
     /// Not a whole number.
     #[error("{text:?} is not a whole number of ranks or rounds")]
     NotACount {
+        /// What was given.
+        text: String,
+    },
+    /// Not a share of the ranks' time.
+    #[error("{text:?} is not a share of the ranks' time; use 1% to 50%")]
+    NotAShare {
         /// What was given.
         text: String,
     },

@@ -24,6 +24,7 @@ use crate::collective::protocol::{Goal, Protocol};
 use crate::collective::session::Session;
 use crate::executor::work::{Outlived, Polled, Rest, Work};
 use crate::fabric::HostMemory;
+use crate::rule::When;
 use helper::Helper;
 pub(super) use saved::{DeathOf, Saved};
 
@@ -151,8 +152,13 @@ impl Actor {
         let memory = driver.memory();
         let engine = Engine::new(driver).with_following(lead.as_ref().map(Lead::following));
         let serves = habits.thread && engine.machine().serves();
+        let mut session = Session::new(&engine);
+        if matches!(engine.machine().plan().fire.when(), When::Auto(_)) {
+            // Runs have few steps, and they are short.
+            session.measure_all_steps();
+        }
         Actor {
-            session: Session::new(&engine),
+            session,
             engine,
             memory,
             habits,

@@ -33,6 +33,8 @@ macro_rules! coverage {
 coverage! {
     /// Contributions made.
     contributions,
+    /// Rounds after which a quorum that the collective chooses is less than all.
+    lowered,
     /// Entered contributions that say how long they took.
     measured,
     /// Rounds seen.
@@ -198,6 +200,7 @@ impl Conditions {
             ("solo", fire.when() == When::Solo),
             ("quorum", matches!(fire.when(), When::Quorum(_))),
             ("majority", matches!(fire.when(), When::Majority(_))),
+            ("auto", matches!(fire.when(), When::Auto(_))),
             ("all", fire.is_synchronous()),
             ("deadline", fire.limit().is_some()),
             ("full rounds", fire.has_full_rounds()),

@@ -57,6 +57,7 @@ impl Default for Options {
                 Fire::SOLO,
                 Fire::quorum(0),
                 Fire::majority(0),
+                Fire::AUTO,
                 Fire::deadline(Duration::from_micros(1)),
             ],
             variations: true,
@@ -332,6 +333,7 @@ fn draw_fire(rng: &mut Xoshiro256PlusPlus, options: &Options, ranks: u32, tree: 
         When::Quorum(q) => Fire::quorum(q),
         When::Majority(_) => Fire::majority(rng.random()),
         When::Solo => Fire::SOLO,
+        When::Auto(percent) => Fire::auto(percent),
         When::All => Fire::ALL,
     };
     let varied = options.variations && (limited || !fire.is_synchronous());

@@ -285,6 +285,7 @@ fn finish(actors: &[Actor], oracle: &Oracle, failed: bool) -> Result<Coverage, S
         contributions: oracle.contributions,
         rounds: oracle.rounds(),
         carried_with_fresh: oracle.carried_with_fresh,
+        lowered: oracle.lowered,
         measured: oracle.measured,
         full_with_carried: oracle.full_with_carried,
         ..Coverage::default()

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::registers::Registers;
 use super::scenario::Scenario;
-use crate::collective::core::{Cut, Durations, Entry, Part, Particulars, Time};
+use crate::collective::core::{AutoQuorum, Cut, Durations, Entry, Part, Particulars, Time};
 use crate::collective::driver::Reduction;
 use crate::rank_set::RankSet;
 use crate::reduce::{Dtype, Reduce, f16};
@@ -60,6 +60,8 @@ pub(super) struct Oracle {
     depth: u64,
     /// Whether cuts come from a recording, whose oracle has judged when they fired.
     given: bool,
+    /// The quorum, where it follows from the cuts.
+    auto: Option<AutoQuorum>,
     elements: usize,
     reduction: Reduction,
     /// The registers after the newest round, if ranks have any.
@@ -79,6 +81,8 @@ pub(super) struct Oracle {
     left: Vec<Time>,
     pub(super) carried_with_fresh: u64,
     pub(super) contributions: u64,
+    /// The number of rounds after which a quorum that the collective chooses is less than all.
+    pub(super) lowered: u64,
     /// The number of entered contributions that say how long they took.
     pub(super) measured: u64,
     /// The number of full rounds with a carried contribution.
@@ -99,6 +103,7 @@ impl Oracle {
             carried_past: 0,
             depth,
             given: scenario.script.gives(),
+            auto: scenario.plan().auto_quorum(),
             elements,
             reduction,
             registers: None,
@@ -112,6 +117,7 @@ impl Oracle {
             left: vec![Time::MAX; ranks as usize],
             carried_with_fresh: 0,
             contributions: 0,
+            lowered: 0,
             measured: 0,
             full_with_carried: 0,
             early: 0,
@@ -248,6 +254,10 @@ impl Oracle {
             // The following rounds need not wait for it. What it holds is checked nevertheless.
             self.released[entry.rank as usize] = u64::MAX;
         }
+        if let Some(auto) = &mut self.auto {
+            auto.learn(cut, &self.active);
+            self.lowered += u64::from(auto.quorum(self.active.len()) < self.active.len());
+        }
         self.rounds.insert(round, Round { cut: cut.clone(), outcome });
         Ok(())
     }
@@ -256,7 +266,10 @@ impl Oracle {
     fn judge_firing(&mut self, cut: &Cut, now: Time) -> Verdict {
         let round = cut.round();
         let arrived = cut.entries().filter(|entry| entry.part != Part::Carried);
-        let condition = self.fire.condition(self.base + round, &self.active, self.ranks);
+        let condition = match (self.fire.condition(self.base + round, &self.active, self.ranks), &self.auto) {
+            (Condition::Count(_), Some(auto)) => Condition::Count(auto.quorum(self.active.len())),
+            (condition, _) => condition,
+        };
         let holds = match condition {
             Condition::Count(least) => arrived.clone().count() as u32 >= least,
             Condition::Rank(drawn) => arrived.clone().any(|entry| entry.rank == drawn),

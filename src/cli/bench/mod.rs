@@ -128,7 +128,7 @@ pub(super) struct Args {
     /// What is measured
     #[arg(long, value_enum, default_value = "allreduce")]
     op: BenchOp,
-    /// Firing rule: all, solo, quorum=Q, majority, majority=SEED or deadline=TIME; append
+    /// Firing rule: auto, auto=SHARE%, all, solo, quorum=Q, majority, majority=SEED or deadline=TIME; append
     /// ,deadline=TIME and ,full=K; may be repeated [default: all]
     #[arg(long, value_name = "RULE")]
     fire: Vec<Fire>,

@@ -94,7 +94,7 @@ const fn conflict(choices: &'static str, meets: fn(&Combination) -> bool, proble
 }
 
 /// All conflicts. Of several, the first one is reported.
-pub(super) const CONFLICTS: [Conflict; 28] = [
+pub(super) const CONFLICTS: [Conflict; 30] = [
     conflict(
         "scale=ages; a group other than arrivals",
         |it| matches!(it.scale, Scale::Ages(_)) && !matches!(it.group, Group::Arrivals(_)),
@@ -130,6 +130,11 @@ pub(super) const CONFLICTS: [Conflict; 28] = [
         "arrivals; a firing rule other than all, or full rounds",
         |it| it.kind == Kind::Arrivals && (it.fire.when() != When::All || it.fire.has_full_rounds()),
         "groups by order of arrival fire when they are full; use fire=all, or that within a time",
+    ),
+    conflict(
+        "fire=auto; scale=weights",
+        |it| matches!(it.fire.when(), When::Auto(_)) && it.scale == Scale::Weights,
+        "contributions with weights do not tell how long they took, which fire=auto needs; use another scale, or a quorum",
     ),
     conflict(
         "arrivals; absent=drop or decay",
@@ -212,6 +217,11 @@ pub(super) const CONFLICTS: [Conflict; 28] = [
         "a provider has no clock; use no grace under its executor",
     ),
     conflict(
+        "executor=provider; fire=auto",
+        |it| it.kind == Kind::Offloaded && matches!(it.fire.when(), When::Auto(_)),
+        "a provider runs rounds that all wait for the same number of ranks; use all, solo, majority or quorum",
+    ),
+    conflict(
         "executor=provider; a deadline or full rounds",
         |it| it.kind == Kind::Offloaded && (it.fire.limit().is_some() || it.fire.has_full_rounds()),
         "a provider runs rounds that all look alike, without a deadline; use all, solo, majority or quorum",
@@ -282,6 +292,7 @@ mod tests {
         };
         all = kinds.iter().flat_map(|&kind| all.iter().map(move |&it| Combination { kind, ..it })).collect();
         each(&mut all, &|it| it.chosen.fire = Fire::ALL);
+        each(&mut all, &|it| it.chosen.fire = Fire::AUTO);
         each(&mut all, &|it| it.chosen.absent = Absent::Hold);
         each(&mut all, &|it| it.chosen.absent = Absent::Decay(0.5));
         each(&mut all, &|it| it.chosen.scale = Scale::Weights);

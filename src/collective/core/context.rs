@@ -31,7 +31,7 @@ impl Context {
         if self.ledger.cut(round).is_damaged() {
             self.problem = Some("the record of a round's cut is damaged");
         }
-        self.ledger.fire(round, &self.plan);
+        self.ledger.fire(round, &self.plan, self.now);
         self.outbox.note();
     }
 

@@ -3,8 +3,9 @@
 use std::hash::{Hash, Hasher};
 use std::ops::RangeInclusive;
 
+use super::auto_quorum::AutoQuorum;
 use super::cut::Cut;
-use super::input::{Cells, FOREVER};
+use super::input::{Cells, FOREVER, Time};
 use super::op::{Awaited, Counted, Op};
 use super::outbox::Outbox;
 use super::plan::{Plan, slot_of};
@@ -45,6 +46,8 @@ pub(super) struct Ledger {
     dead: RankSet,
     /// The round that holds this rank's last arrival.
     left: Option<u64>,
+    /// The quorum, where it follows from the cuts.
+    auto: Option<Box<AutoQuorum>>,
     /// The cuts of fired rounds that were not fetched, if cuts are recorded.
     log: Option<Vec<Cut>>,
 }
@@ -58,8 +61,8 @@ impl Hash for Ledger {
             cut.encode().for_each(|cell| cell.hash(state));
         }
         // What this rank knows of other ranks' releases follows from their cells.
-        let Ledger { taken, fired, landed, released, release_later, active, leavers, dead, left, .. } = self;
-        (taken, fired, landed, released, release_later, active, leavers, dead, left).hash(state);
+        let Ledger { taken, fired, landed, released, release_later, active, leavers, dead, left, auto, .. } = self;
+        (taken, fired, landed, released, release_later, active, leavers, dead, left, auto).hash(state);
         if !self.homes.is_empty() {
             (landed + 1..=fired + 1).for_each(|round| self.homes[self.slot(round)].hash(state));
         }
@@ -91,6 +94,7 @@ impl Ledger {
             others: RankSet::empty(plan.ranks),
             dead: RankSet::empty(plan.ranks),
             left: None,
+            auto: plan.auto_quorum().map(Box::new),
             log: None,
         }
     }
@@ -238,7 +242,7 @@ impl Ledger {
     }
 
     /// Notes that the next round has fired with the cut that was filled in.
-    pub(super) fn fire(&mut self, round: u64, plan: &Plan) {
+    pub(super) fn fire(&mut self, round: u64, plan: &Plan, now: Time) {
         debug_assert_eq!(round, self.fired + 1);
         self.fired = round;
         let slot = self.slot(round);
@@ -253,9 +257,20 @@ impl Ledger {
             let next = self.slot(round + 1);
             self.homes[next] = plan.home(round + 1, &self.active, self.cuts[slot].initiator);
         }
+        if let Some(auto) = &mut self.auto {
+            auto.learn(&self.cuts[slot], &self.active);
+            if plan.fault(Fault::LearnFromOwnClock) && now.is_multiple_of(3) {
+                auto.forget();
+            }
+        }
         if let Some(log) = &mut self.log {
             log.push(self.cuts[slot].clone());
         }
+    }
+
+    /// Returns how many arrivals the next round waits for, where that follows from the cuts before it.
+    pub(super) fn quorum(&self) -> Option<u32> {
+        self.auto.as_ref().map(|auto| auto.quorum(self.active.len()))
     }
 
     /// Records cuts from now on.

@@ -269,7 +269,8 @@ impl Machine {
 
     #[inline]
     pub(crate) fn stats(&self) -> Stats {
-        self.agreement.stats(self.cx.stats)
+        let quorum = self.cx.ledger.quorum().unwrap_or(0);
+        self.agreement.stats(Stats { quorum, ..self.cx.stats })
     }
 
     pub(crate) fn has_arrival(&self) -> bool {

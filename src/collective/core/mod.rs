@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod agreement;
+mod auto_quorum;
 mod buffers;
 mod context;
 mod cut;
@@ -31,6 +32,7 @@ mod tag;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
+pub(crate) use auto_quorum::AutoQuorum;
 pub use cut::Cut;
 pub(crate) use durations::{Durations, Particulars};
 pub use entry::{Entry, Part};

@@ -46,6 +46,8 @@ pub struct Stats {
     pub apart: u64,
     /// How often groups borrowed this rank's register while the rank computed.
     pub lent: u64,
+    /// Under [`When::Auto`](crate::When::Auto): the number of arrivals that the next round waits for. Otherwise 0.
+    pub quorum: u32,
     /// How often the library was entered for this rank, or polled again while waiting.
     pub polls: u64,
     /// Messages by which this rank announced to other ranks, for itself or for others, that a round has fired.

@@ -433,7 +433,10 @@ fn has_shown(rank: u32, round: u64, plan: &Plan, cells: &impl Cells) -> bool {
 /// Returns the condition of the next round.
 fn condition(Context { plan, ledger, .. }: &Context) -> Condition {
     let round = ledger.open();
-    let condition = plan.condition(round, ledger.active());
+    let condition = match (plan.condition(round, ledger.active()), ledger.quorum()) {
+        (Condition::Count(_), Some(quorum)) => Condition::Count(quorum),
+        (condition, _) => condition,
+    };
     match (condition, plan.fire.when()) {
         (Condition::Count(least), _) if plan.fault(Fault::MiscountQuorum) => {
             Condition::Count(least.saturating_sub(1).max(1))

@@ -15,6 +15,7 @@ mod tests;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use super::auto_quorum::AutoQuorum;
 use super::durations::Particulars;
 use super::input::{Cells, Time};
 use super::tag::Tag;
@@ -22,7 +23,7 @@ use crate::fabric::cell_behind;
 use crate::fault::Fault;
 use crate::group::{Butterfly, Group, Partition};
 use crate::rank_set::RankSet;
-use crate::rule::{Absent, AgreementBy, Condition, Fire, Grace, MovementBy, Schedule, drawn};
+use crate::rule::{Absent, AgreementBy, Condition, Fire, Grace, MovementBy, Schedule, When, drawn};
 use crate::topology::Topology;
 use crate::trigger::{Layout, Request, Start};
 use control::{ControlMap, Counts};
@@ -233,6 +234,12 @@ impl Plan {
     /// Returns the condition of a round, given its active ranks.
     pub(super) fn condition(&self, round: u64, active: &RankSet) -> Condition {
         self.fire.condition(self.deciding_number(round), active, self.ranks)
+    }
+
+    /// Returns what chooses the quorum before the first round, if the collective chooses it itself.
+    pub(crate) fn auto_quorum(&self) -> Option<AutoQuorum> {
+        let When::Auto(percent) = self.fire.when() else { return None };
+        Some(AutoQuorum::new(self.ranks, percent))
     }
 
     /// Returns the rank that a seed draws for a round. It may have left.

@@ -1,0 +1,226 @@
+//! The quorum that a collective chooses itself ([`When::Auto`](crate::When::Auto)): the largest one whose waiting costs
+//! at most a share of the ranks' time.
+//!
+//! It follows from the cuts alone, so all ranks choose the same quorum for the same round. No clock and no message takes
+//! part: the entries of a cut tell how long ranks computed, and how long they waited in the round before.
+//!
+//! For every number of ranks, there is *evidence* of what waiting for that number costs. For quorums up to the present one
+//! it is measured: the waiting of each rank shows when it arrived, and so what a smaller quorum would have waited. For
+//! larger quorums it is computed: as if all ranks had begun their last computation at the same time. So a larger quorum
+//! is tried as soon as it looks affordable, and given up as soon as it is not. A smaller quorum is never chosen by what
+//! was only computed: where lateness is random, ranks that are late do not make others late, and such a choice would
+//! confirm itself until no rank waits for another one.
+//!
+//! Evidence is kept in a short and in a long memory, and a quorum must be affordable by both. The short one follows a
+//! change downwards within a few rounds. The long one remembers a wait that is rare and dear. After a lasting change
+//! upwards it would remember for too long: so the evidence is forgotten when the ranks' usual times, which one long step
+//! does not change, become even again.
+
+use super::cut::Cut;
+use super::entry::Part;
+use super::input::Time;
+use crate::rank_set::RankSet;
+
+/// The number of rounds after which each memory has lost most of what it knew.
+const MEMORIES: [u64; 2] = [16, 256];
+
+/// The number of steps of which the middle one is a rank's usual time.
+const STEPS: usize = 7;
+
+/// What waiting for a number of ranks cost, as each memory knows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Evidence {
+    /// The time that the ranks waited, and all of their time.
+    waited: [Time; MEMORIES.len()],
+    all: [Time; MEMORIES.len()],
+    /// The usual times of that number of ranks differ by more than the share.
+    is_uneven: bool,
+}
+
+impl Evidence {
+    fn add(&mut self, waited: Time, computed: Time) {
+        let fade = |sum: &mut Time, memory: u64, more: Time| *sum = (*sum - *sum / memory).saturating_add(more);
+        for (number, memory) in MEMORIES.into_iter().enumerate() {
+            fade(&mut self.waited[number], memory, waited);
+            fade(&mut self.all[number], memory, waited.saturating_add(computed));
+        }
+    }
+
+    /// Returns whether waiting costs at most four fifths of the share, so that it stays below the share on average.
+    fn is_affordable(&self, percent: u32) -> bool {
+        let costs = self.waited.into_iter().zip(self.all);
+        costs.into_iter().all(|(waited, all)| u128::from(waited) * 125 <= u128::from(all) * u128::from(percent))
+    }
+
+    /// Notes how long the ranks would usually wait, out of how long. Forgets everything when that becomes affordable.
+    fn note_usual(&mut self, waits: Time, all: Time, percent: u32) {
+        let (waits, all) = (u128::from(waits) * 100, u128::from(all) * u128::from(percent));
+        if waits > all {
+            self.is_uneven = true;
+        } else if self.is_uneven && 2 * waits < all {
+            *self = Evidence::default();
+        }
+    }
+}
+
+/// What is known of a rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Steps {
+    /// How long it computed in its last steps.
+    last: [Time; STEPS],
+    known: usize,
+    /// The newest round with a contribution of it.
+    seen: u64,
+}
+
+impl Steps {
+    fn push(&mut self, time: Time) {
+        self.last[self.known % STEPS] = time;
+        self.known += 1;
+    }
+
+    fn newest(&self) -> Option<Time> {
+        let index = self.known.checked_sub(1)?;
+        Some(self.last[index % STEPS])
+    }
+
+    fn usual(&self) -> Option<Time> {
+        let mut sorted = self.last;
+        median(&mut sorted[..self.known.min(STEPS)])
+    }
+}
+
+fn median(times: &mut [Time]) -> Option<Time> {
+    times.sort_unstable();
+    times.get(times.len() / 2).copied()
+}
+
+/// The quorum of the next round, and what it follows from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct AutoQuorum {
+    percent: u32,
+    quorum: u32,
+    /// By number of ranks, from 1 on.
+    evidence: Vec<Evidence>,
+    steps: Vec<Steps>,
+    /// The ranks that were fresh in the newest round.
+    fresh: RankSet,
+    /// Lists that are kept for their memory.
+    waits: Vec<Time>,
+    times: Vec<Time>,
+    usual: Vec<Time>,
+}
+
+impl AutoQuorum {
+    /// Begins with all ranks.
+    pub(crate) fn new(ranks: u32, percent: u32) -> Self {
+        let most = ranks as usize;
+        AutoQuorum {
+            percent,
+            quorum: ranks,
+            evidence: vec![Evidence::default(); most],
+            steps: vec![Steps::default(); most],
+            fresh: RankSet::empty(ranks),
+            waits: Vec::with_capacity(most),
+            times: Vec::with_capacity(most),
+            usual: Vec::with_capacity(most),
+        }
+    }
+
+    /// Returns the number of arrivals that the next round waits for; `active` ranks take part in it.
+    pub(crate) fn quorum(&self, active: u32) -> u32 {
+        self.quorum.min(active).max(1)
+    }
+
+    /// Learns from the cut of the next round. `active` are the ranks that are active after it.
+    pub(crate) fn learn(&mut self, cut: &Cut, active: &RankSet) {
+        for entry in cut.contributions() {
+            let steps = &mut self.steps[entry.rank as usize];
+            steps.seen = cut.round;
+            if let Some(time) = entry.particulars().durations.computed() {
+                steps.push(time);
+            }
+        }
+        if cut.leaving().next().is_some() {
+            // A number of ranks stands for other ranks now.
+            self.forget();
+        }
+        if self.read_waits(cut) {
+            self.weigh(cut.round, active);
+        }
+        self.fresh.clear();
+        cut.entries.ranks(Part::Fresh).for_each(|rank| self.fresh.insert(rank));
+    }
+
+    /// Forgets what waiting cost.
+    pub(super) fn forget(&mut self) {
+        self.evidence.fill(Evidence::default());
+    }
+
+    /// Reads how long ranks waited in the round before, longest first. Returns whether anything was measured.
+    fn read_waits(&mut self, cut: &Cut) -> bool {
+        self.waits.clear();
+        let mut is_measured = false;
+        for entry in cut.contributions() {
+            let Some(waited) = entry.particulars().durations.waited() else { continue };
+            is_measured = true;
+            if entry.part == Part::Fresh && self.fresh.contains(entry.rank) {
+                self.waits.push(waited);
+            }
+        }
+        self.waits.sort_unstable_by(|one, other| other.cmp(one));
+        let (Some(&middle), Some(&least)) = (self.waits.get(self.waits.len() / 2), self.waits.last()) else {
+            return is_measured;
+        };
+        // Ranks of that round that are late in this one tell nothing in time: they count as the others do.
+        let place = self.waits.len() / 2;
+        for _ in self.waits.len()..self.fresh.len() as usize {
+            self.waits.insert(place, middle);
+        }
+        // The last arrival waited only for the data to move, and so did all the others.
+        self.waits.iter_mut().for_each(|waited| *waited -= least);
+        is_measured
+    }
+
+    /// Adds the newest round to the evidence, and chooses the quorum.
+    fn weigh(&mut self, round: u64, active: &RankSet) {
+        let AutoQuorum { percent, evidence, steps, waits, times, usual, .. } = self;
+        times.clear();
+        times.extend(active.iter().filter_map(|rank| steps[rank as usize].newest()));
+        let (Some(middle), count) = (median(times), times.len() as u64) else { return };
+        let mean = times.iter().sum::<Time>() / count;
+        times.clear();
+        usual.clear();
+        for rank in active.iter() {
+            let steps = &steps[rank as usize];
+            // A rank that is away has computed for as many steps at least.
+            let away = round.saturating_sub(steps.seen).saturating_mul(middle);
+            times.push(steps.newest().unwrap_or(middle).max(away));
+            usual.push(steps.usual().unwrap_or(middle));
+        }
+        times.sort_unstable();
+        usual.sort_unstable();
+        let (mut waited, mut computed, mut usually) = (0, 0, 0);
+        self.quorum = 1;
+        for (index, evidence) in evidence.iter_mut().enumerate().take(times.len()) {
+            let ranks = index as u64 + 1;
+            computed += times[index];
+            usually += usual[index];
+            match waits.get(index) {
+                Some(&wait) => {
+                    waited += wait;
+                    evidence.add(waited - ranks * wait, ranks * mean);
+                }
+                None => evidence.add(ranks * times[index] - computed, computed),
+            }
+            let all = ranks * usual[index];
+            evidence.note_usual(all - usually, all, *percent);
+            if evidence.is_affordable(*percent) {
+                self.quorum = ranks as u32;
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;
