@@ -102,7 +102,7 @@ pub use board::Copies;
 pub use cli::command;
 pub use collective::{
     Allreduce, AllreduceBuilder, BucketOutcome, BucketOutcomes, BucketedAllreduce, Buckets, BucketsBuilder, Checkpoint,
-    Cut, Entry, Outcome, Outcomes, Part, Preset, Stats,
+    Cut, Entry, Lateness, Outcome, Outcomes, Part, Preset, RankLateness, SlowSpell, Stats,
 };
 pub use config::{Config, FabricChoice, OfiSettings, Patience, VerbsSettings};
 pub use error::{Error, ErrorKind, HostNames, Ranks, Result};

@@ -8,6 +8,7 @@ use std::os::fd::BorrowedFd;
 use super::calls::Calls;
 use super::checkpoint::Checkpoint;
 use super::core::{Cut, Stats};
+use super::lateness::Lateness;
 use super::outcome::{Outcome, Outcomes};
 use crate::error::{Error, Result};
 use crate::reduce::{Dtype, Item};
@@ -277,6 +278,13 @@ impl<T: Item> Allreduce<T> {
     /// no descriptor left.
     pub fn completion(&self) -> Result<BorrowedFd<'_>> {
         self.calls.completion()
+    }
+
+    /// Returns which ranks were late, since when, and what that costs, in the rounds whose outcomes this rank has
+    /// released. It follows from the cuts, so all ranks know the same of the same rounds.
+    #[must_use]
+    pub fn lateness(&self) -> Lateness {
+        self.calls.session().lateness()
     }
 
     /// Returns this rank's counts so far.

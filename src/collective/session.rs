@@ -10,7 +10,8 @@ use std::cell::{Cell, RefCell};
 use std::hash::{Hash, Hasher};
 use std::ops::RangeInclusive;
 
-use super::core::{Cut, Part, Particulars};
+use super::core::{Cut, Particulars};
+use super::lateness::{Account, Lateness};
 use super::protocol::{Buffer, Facts, Goal, Protocol};
 use super::step_timer::StepTimer;
 use crate::error::{Error, Result};
@@ -59,8 +60,8 @@ pub(crate) struct Session {
     leaving: Leaving,
     /// Newest round that was released.
     released: Cell<u64>,
-    /// Newest round in which each rank was fresh, up to `released`.
-    last_fresh: RefCell<Vec<u64>>,
+    /// What the rounds up to `released` tell of each rank.
+    account: RefCell<Account>,
     /// Ranks that are active after round `released`.
     active: RefCell<RankSet>,
 }
@@ -80,7 +81,7 @@ impl Session {
             outstanding: false,
             leaving: Leaving::No,
             released: Cell::new(0),
-            last_fresh: RefCell::new(vec![0; facts.ranks as usize]),
+            account: RefCell::new(Account::new(facts.ranks)),
             active: RefCell::new(RankSet::full(facts.ranks)),
             facts,
         }
@@ -272,7 +273,12 @@ impl Session {
 
     /// Returns the newest released round in which a rank was fresh; 0 if there is none.
     pub(crate) fn last_fresh(&self, rank: u32) -> u64 {
-        self.last_fresh.borrow().get(rank as usize).copied().unwrap_or(0)
+        self.account.borrow().last_fresh(rank)
+    }
+
+    /// Returns the account of the rounds that were released.
+    pub(crate) fn lateness(&self) -> Lateness {
+        self.account.borrow().lateness()
     }
 
     /// Returns whether the caller holds a round that can be released.
@@ -293,15 +299,11 @@ impl Session {
         debug_assert!(newest <= self.taken);
         let oldest = self.oldest_held();
         self.released.set(newest);
-        let (mut last_fresh, mut active) = (self.last_fresh.borrow_mut(), self.active.borrow_mut());
+        let (mut account, mut active) = (self.account.borrow_mut(), self.active.borrow_mut());
         for round in oldest..=newest {
-            for entry in self.cut(round).entries.iter() {
-                match entry.part {
-                    Part::Fresh => last_fresh[entry.rank as usize] = round,
-                    Part::Leaving => active.remove(entry.rank),
-                    Part::Carried => {}
-                }
-            }
+            let cut = self.cut(round);
+            account.add(round, cut);
+            cut.leaving().for_each(|rank| active.remove(rank));
         }
         engine.release(newest);
     }

@@ -24,6 +24,8 @@ mod op;
 mod outbox;
 mod pace;
 mod plan;
+#[cfg(all(test, not(loom)))]
+pub(crate) mod played_tests;
 mod releases;
 #[cfg(all(test, not(loom)))]
 mod scenario_tests;

@@ -1,0 +1,128 @@
+//! Ranks that compute and arrive in virtual time, under a fixed quorum or under one that the cuts choose. For tests.
+//!
+//! The cost of a run is seconds of all ranks for each contribution, times 1 + a tenth of the contributions' mean age:
+//! what enters late is worth less.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+
+use super::auto_quorum::AutoQuorum;
+use super::cut::Cut;
+use super::durations::{Durations, Particulars};
+use super::entry::{Entry, Part};
+use super::input::Time;
+use crate::rank_set::RankSet;
+
+const STEP: f64 = 10e6;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Lateness {
+    Balanced,
+    /// One rank takes twice as long.
+    OneTwice,
+    /// One rank of all takes a step longer, another one in each step.
+    OneRandom,
+    HalfTwice,
+    /// Lognormal with a deviation of 0.3.
+    Lognormal,
+    /// One rank takes half as long again in rounds 300 to 600.
+    FailSlow,
+    /// A step in 500 takes ten times as long.
+    Rare,
+    /// Eight ranks, or half of them, take 1.3 times as long.
+    SlowHost,
+}
+
+use Lateness::*;
+
+pub(crate) const KINDS: [Lateness; 8] = [Balanced, OneTwice, OneRandom, HalfTwice, Lognormal, FailSlow, Rare, SlowHost];
+
+impl Lateness {
+    /// Returns how long a rank computes, for the round after `round`.
+    fn computes(self, rank: u32, ranks: u32, round: u64, rng: &mut Xoshiro256PlusPlus) -> Time {
+        // Box and Muller.
+        let (one, other): (f64, f64) = (rng.random_range(1e-12..1.0), rng.random_range(0.0..1.0));
+        let normal = (-2.0 * one.ln()).sqrt() * (std::f64::consts::TAU * other).cos();
+        let chance: f64 = rng.random_range(0.0..1.0);
+        let jitter = 1.0 + 0.01 * normal;
+        let factor = match self {
+            Balanced => jitter,
+            OneTwice => jitter * if rank == 0 { 2.0 } else { 1.0 },
+            OneRandom => jitter + if chance < 1.0 / f64::from(ranks) { 1.0 } else { 0.0 },
+            HalfTwice => jitter * if rank < ranks / 2 { 2.0 } else { 1.0 },
+            Lognormal => (0.3 * normal - 0.045).exp(),
+            FailSlow => jitter * if rank == 0 && (300..600).contains(&round) { 1.5 } else { 1.0 },
+            Rare => jitter * if chance < 0.002 { 10.0 } else { 1.0 },
+            SlowHost => jitter * if rank < 8.min(ranks / 2) { 1.3 } else { 1.0 },
+        };
+        (factor * STEP) as Time
+    }
+}
+
+pub(crate) struct Run {
+    pub(crate) cost: f64,
+    /// The quorum of each round, from round 1 on, and its cut.
+    pub(crate) quorums: Vec<u32>,
+    pub(crate) cuts: Vec<Cut>,
+}
+
+/// What a rank does.
+#[derive(Clone, Copy, Default)]
+struct Rank {
+    /// The round that its contribution is for, how long it computes it, and how long it waited in the round before.
+    target: u64,
+    computes: Time,
+    waited: Option<Time>,
+}
+
+/// Plays rounds under a fixed quorum, or under the rule. Moving data takes `moving`.
+pub(crate) fn play(kind: Lateness, ranks: u32, fixed: Option<u32>, rounds: u64, (seed, moving): (u64, Time)) -> Run {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+    let (mut auto, all) = (AutoQuorum::new(ranks, 10), RankSet::full(ranks));
+    let mut events = BinaryHeap::new();
+    let mut state = vec![Rank::default(); ranks as usize];
+    let mut begin = |state: &mut Rank, rank: u32, now: Time, fired: u64, events: &mut BinaryHeap<_>| {
+        (state.target, state.computes) = (fired + 1, kind.computes(rank, ranks, fired, &mut rng));
+        events.push(Reverse((now + state.computes, rank)));
+    };
+    (0..ranks).for_each(|rank| begin(&mut state[rank as usize], rank, 0, 0, &mut events));
+    let (mut fired, mut quorums, mut cuts, mut fresh, mut entries) =
+        (0, Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut contributions, mut ages, mut end) = (0, 0, 0);
+    while fired < rounds {
+        let Some(Reverse((now, rank))) = events.pop() else { unreachable!("every rank computes or waits") };
+        let of = state[rank as usize];
+        let told = Particulars::lasting(Durations::new(Some(of.computes), of.waited));
+        let is_late = of.target <= fired;
+        let (part, age) = if is_late { (Part::Carried, fired + 1 - of.target) } else { (Part::Fresh, 0) };
+        entries.push(Entry::new(rank, part, (age, told), 0));
+        ages += age;
+        contributions += 1;
+        if is_late {
+            state[rank as usize].waited = Some(0);
+            begin(&mut state[rank as usize], rank, now, fired, &mut events);
+            continue;
+        }
+        fresh.push((rank, now));
+        let quorum = fixed.unwrap_or_else(|| auto.quorum(ranks));
+        if (fresh.len() as u32) < quorum {
+            continue;
+        }
+        fired += 1;
+        quorums.push(quorum);
+        entries.sort_by_key(|entry| (entry.rank, entry.part != Part::Carried));
+        let cut = Cut::of_entries(fired, None, std::mem::take(&mut entries));
+        auto.learn(&cut, &all);
+        cuts.push(cut);
+        end = now + moving;
+        for (rank, arrived) in fresh.drain(..) {
+            state[rank as usize].waited = Some(end - arrived);
+            begin(&mut state[rank as usize], rank, end, fired, &mut events);
+        }
+    }
+    let (contributions, age) = (f64::from(contributions), ages as f64 / f64::from(contributions));
+    Run { cost: end as f64 * f64::from(ranks) / contributions * (1.0 + 0.1 * age), quorums, cuts }
+}

@@ -1,0 +1,60 @@
+//! Runs in virtual time, of which the account must say what was wrong with them.
+
+use super::*;
+use crate::collective::core::played_tests::{KINDS, Lateness as Kind, play};
+
+/// The account of 1,000 rounds.
+fn account_of(kind: Kind, ranks: u32, quorum: u32, seed: u64) -> Lateness {
+    let mut account = Account::new(ranks);
+    for cut in play(kind, ranks, Some(quorum), 1000, (seed, 0)).cuts {
+        account.add(cut.round, &cut);
+    }
+    account.lateness()
+}
+
+fn names(lateness: &Lateness) -> Vec<u32> {
+    lateness.slow_ranks().map(|rank| rank.rank).collect()
+}
+
+/// What an account names, for each kind of lateness: the ranks that are slow for a while.
+#[test]
+fn it_tells_jitter_from_a_lasting_change_and_a_slow_host_from_a_slow_rank() {
+    for (ranks, seed) in [(4, 1), (8, 2), (16, 3), (32, 4)] {
+        for (quorum, kind) in [ranks, 3 * ranks / 4, 1].into_iter().flat_map(|quorum| KINDS.map(|kind| (quorum, kind)))
+        {
+            let lateness = account_of(kind, ranks, quorum, seed);
+            let (slow, hosts) = (names(&lateness), lateness.slow_hosts(|rank| rank / 8.min(ranks / 2)));
+            let (expected, host) = match kind {
+                Kind::Balanced | Kind::OneRandom | Kind::Lognormal | Kind::Rare => (0..0, None),
+                Kind::OneTwice | Kind::FailSlow => (0..1, None),
+                Kind::HalfTwice => (0..ranks / 2, Some(ranks)),
+                Kind::SlowHost => (0..8.min(ranks / 2), Some(0)),
+            };
+            let what = format!("{kind:?} with {ranks} ranks, quorum={quorum}");
+            assert!(slow.iter().copied().eq(expected), "{what}: {slow:?}");
+            match host {
+                None => assert!(hosts.is_empty(), "{what}: {hosts:?}"),
+                Some(0) => assert_eq!(hosts, [0], "{what}"),
+                Some(_) => assert!(!hosts.is_empty(), "{what}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_spell_is_dated_and_priced() {
+    for (ranks, quorum) in [(4, 4), (4, 3), (32, 32), (32, 31), (32, 16)] {
+        let lateness = account_of(Kind::FailSlow, ranks, quorum, 7);
+        let [spell] = lateness.ranks[0].spells[..] else { panic!("{:?}", lateness.ranks[0]) };
+        // The round after round 300 is the first slow one.
+        assert!(spell.since.abs_diff(301) <= 2, "{spell:?}");
+        assert!(spell.until.is_some_and(|until| until.abs_diff(601) <= 2), "{spell:?}");
+        assert!((spell.factor - 1.5).abs() < 0.05, "{spell:?}");
+        let steps = if quorum == ranks { 300 } else { 200 };
+        let cost = spell.cost.as_secs_f64() / (f64::from(steps) * 0.005);
+        assert!((0.85..1.15).contains(&cost), "{spell:?} costs {cost} of what it must");
+        assert_eq!(lateness.rounds, 1000);
+        let late = lateness.ranks[0].late;
+        assert_eq!(late > 0, quorum < ranks, "{:?}", lateness.ranks[0]);
+    }
+}
