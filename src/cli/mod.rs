@@ -27,6 +27,7 @@ mod pattern;
 mod program;
 mod rank;
 mod relay;
+mod report;
 mod run;
 mod selftest;
 mod simulate;
@@ -60,6 +61,8 @@ enum Command {
     Fuzz(fuzz::Args),
     /// Simulate worlds without troubles, of up to 4,096 ranks, and print the cost
     Simulate(simulate::Args),
+    /// Tell from a recording which ranks were late, since when, and what that cost
+    Report(report::Args),
     /// Predict from formulas what a method gains
     Model(model::Args),
     /// Check on these devices what the library promises, and print what holds
@@ -92,6 +95,7 @@ pub fn command() -> ExitCode {
         Command::Program(args) => program::main(&args),
         Command::Fuzz(args) => fuzz::main(&args),
         Command::Simulate(args) => simulate::main(&args),
+        Command::Report(args) => report::main(&args),
         Command::Model(args) => model::main(&args),
         Command::Selftest(args) => selftest::main(&args),
         Command::Info(args) => info::main(&args),

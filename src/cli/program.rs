@@ -7,7 +7,7 @@ use crate::trigger::{
     Action, Chunk, Counts, Operation, Profile, Program, RankBuffer, Request, Role, Schedule, Signal, Start,
     buffer_bytes, check, compile, hops,
 };
-use crate::{Fire, Grace, Mover};
+use crate::{Fire, Grace, Mover, When};
 use clap::ValueEnum;
 use serde_json::json;
 
@@ -72,6 +72,9 @@ const MOST_RANKS: u32 = 1024;
 pub(super) fn main(args: &Args) -> super::Outcome {
     check_ranks(args.ranks)?;
     args.fire.check(args.ranks)?;
+    if args.fire.limit().is_some() || args.fire.has_full_rounds() || matches!(args.fire.when(), When::Auto(_)) {
+        return Err("a program's rounds all look alike; use all, solo, majority or quorum=Q".into());
+    }
     if args.ranks > MOST_RANKS {
         return Err(
             format!("tables of {} ranks would be too large to look at; use up to {MOST_RANKS}", args.ranks).into()

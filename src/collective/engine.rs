@@ -13,7 +13,7 @@ use crate::executor::runner::Runner;
 use crate::executor::work::{Outlived, Polled, Polls, Rest, Shared, Work};
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
-use crate::rule::{MovementBy, Mover};
+use crate::rule::{AgreementBy, MovementBy, Mover};
 use crate::time::Time;
 
 /// A driver and its state between two calls. The caller uses it, or a helper thread in the caller's place.
@@ -149,6 +149,7 @@ impl Protocol for Engine {
             last_round,
             base: plan.base,
             weighted: plan.weighted,
+            tells_durations: !plan.weighted && plan.agreement != AgreementBy::Cards,
             has_memory: plan.has_memory(),
             absent: plan.absent,
             path: plan.path_name(),

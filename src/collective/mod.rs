@@ -10,7 +10,7 @@ pub(crate) mod core;
 pub(crate) mod driver;
 pub(crate) mod engine;
 pub(crate) mod following;
-mod lateness;
+pub(crate) mod lateness;
 pub(crate) mod protocol;
 pub(crate) mod session;
 mod step_timer;

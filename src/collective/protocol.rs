@@ -51,6 +51,8 @@ pub(crate) struct Facts {
     pub(crate) base: u64,
     /// Whether contributions have weights.
     pub(crate) weighted: bool,
+    /// Whether its contributions tell how long they took.
+    pub(crate) tells_durations: bool,
     /// Whether outcomes are models.
     pub(crate) has_memory: bool,
     pub(crate) absent: Absent,

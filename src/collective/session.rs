@@ -77,7 +77,7 @@ impl Session {
             buffer: engine.buffer(),
             begun: false,
             weight: 1,
-            timer: StepTimer::new(!facts.weighted),
+            timer: StepTimer::new(facts.tells_durations),
             outstanding: false,
             leaving: Leaving::No,
             released: Cell::new(0),
@@ -289,8 +289,8 @@ impl Session {
 
     /// Hashes the state that the session's next steps depend on. They do not change what the caller holds.
     pub(crate) fn fingerprint(&self, state: &mut impl Hasher) {
-        let Session { taken, buffer, begun, weight, outstanding, leaving, released, .. } = self;
-        (taken, buffer, begun, weight, outstanding, leaving, released.get()).hash(state);
+        let Session { taken, buffer, begun, weight, timer, outstanding, leaving, released, .. } = self;
+        (taken, buffer, begun, weight, timer, outstanding, leaving, released.get()).hash(state);
     }
 
     /// Releases the rounds that the caller holds, up to a round.

@@ -13,7 +13,7 @@ const EVERY: u64 = 16;
 
 /// Measures steps: from the call that returned an outcome to the one that returned the next. The time is asked for only
 /// while a step is measured.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(crate) struct StepTimer {
     /// Whether contributions can tell durations.
     measures: bool,

@@ -110,7 +110,7 @@ pub const VARIABLES: [Variable; 23] = [
     Variable {
         name: "EARLYBIRD_RECORD",
         default: "none",
-        meaning: "records the rounds of partial collectives; rank R writes those of the N-th collective, from 0, to FILE.N.R",
+        meaning: "records the rounds of collectives, for a replay or a report; rank R writes those of the N-th collective, from 0, to FILE.N.R",
     },
     Variable {
         name: "EARLYBIRD_REPLAY",

@@ -251,6 +251,7 @@ impl FromStr for Fire {
                 ("auto", None) => Fire::AUTO,
                 ("auto", Some(share)) => {
                     let percent = share.strip_suffix('%').and_then(|percent| percent.parse().ok());
+                    let percent = percent.filter(|percent| (1..=MOST_SHARE).contains(percent));
                     Fire::auto(percent.ok_or_else(|| RuleError::NotAShare { text: share.to_owned() })?)
                 }
                 ("quorum", Some(q)) => match count(q)? {
@@ -324,24 +325,18 @@ mod tests {
             "auto=5",
             "auto=-1%",
             "auto=x%",
+            "auto=0%",
+            "auto=51%",
         ] {
             assert!(text.parse::<Fire>().is_err(), "{text}");
         }
-        for text in [
-            "auto=0%",
-            "auto=51%",
-            "quorum=5",
-            "deadline=0",
-            "deadline=61min",
-            "solo,full=1",
-            "all,full=8",
-            "solo,full=0",
-        ] {
+        for text in ["quorum=5", "deadline=0", "deadline=61min", "solo,full=1", "all,full=8", "solo,full=0"] {
             assert!(text.parse::<Fire>().unwrap().check(4).is_err(), "{text}");
         }
         for text in ["quorum=4", "deadline=1min,full=2", "majority,full=2"] {
             assert!(text.parse::<Fire>().unwrap().check(4).is_ok(), "{text}");
         }
+        assert!([0, 51].iter().all(|&percent| Fire::auto(percent).check(4).is_err()));
     }
 
     #[test]

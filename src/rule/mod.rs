@@ -266,7 +266,7 @@ pub enum RuleError {
         text: String,
     },
     /// Not a share of the ranks' time.
-    #[error("{text:?} is not a share of the ranks' time; use 1% to 50%")]
+    #[error("{text:?} is not a share of the ranks' time; use a whole percentage from 1% to 50%, such as auto=5%")]
     NotAShare {
         /// What was given.
         text: String,

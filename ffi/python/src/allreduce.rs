@@ -185,6 +185,7 @@ impl Allreduce {
             ("deadlines_expired", stats.deadlines_expired),
             ("segments", stats.segments),
             ("groups", stats.groups),
+            ("quorum", stats.quorum.into()),
         ] {
             counts.set_item(name, count)?;
         }

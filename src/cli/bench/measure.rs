@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::collective::Chosen;
-use crate::{Absent, Allreduce, Element, Executor, Fire, Grace, Group, Mover, Outcome, Part, Result, World};
+use crate::{Absent, Allreduce, Element, Executor, Fire, Grace, Group, Mover, Outcome, Part, Result, When, World};
 
 use super::super::common::mean_over_ranks;
 use super::super::distribution::Distribution;
@@ -237,7 +237,9 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
         case.skew.ideal((case.fire, case.grace), world.size(), (time, case.seed, STEP)).as_secs_f64() * 1e6
     };
     let mean = || (0..case.iters).map(ideal).sum::<f64>() / f64::from(case.iters);
-    measured.ideal_us = (!case.is_by_arrival()).then(mean);
+    // Under `auto` the quorum of each round follows from the rounds before.
+    let is_known = !case.is_by_arrival() && !matches!(case.fire.when(), When::Auto(_));
+    measured.ideal_us = is_known.then(mean);
     cuts.summarise(&mut measured);
     Ok(measured)
 }

@@ -23,7 +23,7 @@ const COLUMNS: [&str; 17] = [
 
 /// What the columns say that do not explain themselves.
 const LEGEND: [&str; 4] = [
-    "# mean_us to max_us: from arriving to having the outcome, mean over ranks; ideal_us: the wait if communication took no time",
+    "# mean_us to max_us: from arriving to having the outcome, mean over ranks; ideal_us: the wait if communication took no time (- where that is not known beforehand)",
     "# busbw: GB/s by the mean time, as nccl-tests counts them: bytes / time x 2 (ranks - 1) / ranks",
     "# fresh, least: contributions in the round they were made for, mean and least of the rounds",
     "# carried: late contributions in a round, mean; wrong: elements that are not the sum of what a cut lists",

@@ -90,7 +90,7 @@ impl Method {
             When::Solo => "eager-SGD solo",
             When::Majority(_) => "eager-SGD majority",
             When::Quorum(_) => "SGD with an exact quorum",
-            When::Auto(_) => "SGD with the quorum that pays",
+            When::Auto(_) => "SGD with a quorum that it chooses",
         }
     }
 }

@@ -94,7 +94,7 @@ const fn conflict(choices: &'static str, meets: fn(&Combination) -> bool, proble
 }
 
 /// All conflicts. Of several, the first one is reported.
-pub(super) const CONFLICTS: [Conflict; 30] = [
+pub(super) const CONFLICTS: [Conflict; 31] = [
     conflict(
         "scale=ages; a group other than arrivals",
         |it| matches!(it.scale, Scale::Ages(_)) && !matches!(it.group, Group::Arrivals(_)),
@@ -217,9 +217,14 @@ pub(super) const CONFLICTS: [Conflict; 30] = [
         "a provider has no clock; use no grace under its executor",
     ),
     conflict(
+        "fire=auto; absent=drop",
+        |it| matches!(it.fire.when(), When::Auto(_)) && it.absent == Absent::Drop,
+        "contributions that are dropped do not tell how late they were, which fire=auto needs; use absent=carry or absent=decay",
+    ),
+    conflict(
         "executor=provider; fire=auto",
         |it| it.kind == Kind::Offloaded && matches!(it.fire.when(), When::Auto(_)),
-        "a provider runs rounds that all wait for the same number of ranks; use all, solo, majority or quorum",
+        "the quorum of fire=auto changes from round to round, which a provider cannot follow; use all, solo, majority or quorum, or another executor",
     ),
     conflict(
         "executor=provider; a deadline or full rounds",
@@ -294,6 +299,7 @@ mod tests {
         each(&mut all, &|it| it.chosen.fire = Fire::ALL);
         each(&mut all, &|it| it.chosen.fire = Fire::AUTO);
         each(&mut all, &|it| it.chosen.absent = Absent::Hold);
+        each(&mut all, &|it| it.chosen.absent = Absent::Drop);
         each(&mut all, &|it| it.chosen.absent = Absent::Decay(0.5));
         each(&mut all, &|it| it.chosen.scale = Scale::Weights);
         each(&mut all, &|it| it.chosen.scale = Scale::Ages(0.5));

@@ -13,8 +13,11 @@
 //!
 //! Evidence is kept in a short and in a long memory, and a quorum must be affordable by both. The short one follows a
 //! change downwards within a few rounds. The long one remembers a wait that is rare and dear. After a lasting change
-//! upwards it would remember for too long: so the evidence is forgotten when the ranks' usual times, which one long step
-//! does not change, become even again.
+//! upwards it would remember for too long: so it forgets when the ranks' usual times, which one long step does not
+//! change, become even again. A step counts as 16 usual steps at most, so that a pause of all ranks does not hide what
+//! follows. A rank that has been away for some rounds is not waited for, whatever the evidence.
+
+use std::hash::{Hash, Hasher};
 
 use super::cut::Cut;
 use super::entry::Part;
@@ -23,9 +26,16 @@ use crate::rank_set::RankSet;
 
 /// The number of rounds after which each memory has lost most of what it knew.
 const MEMORIES: [u64; 2] = [16, 256];
+const LONG: usize = 1;
 
 /// The number of steps of which the middle one is a rank's usual time.
 const STEPS: usize = 7;
+
+/// The most usual steps that one step counts for.
+const LONGEST: Time = 16;
+
+/// A rank without a contribution in this number of rounds is away.
+const AWAY: u64 = 3;
 
 /// What waiting for a number of ranks cost, as each memory knows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -52,13 +62,15 @@ impl Evidence {
         costs.into_iter().all(|(waited, all)| u128::from(waited) * 125 <= u128::from(all) * u128::from(percent))
     }
 
-    /// Notes how long the ranks would usually wait, out of how long. Forgets everything when that becomes affordable.
+    /// Notes how long the ranks would usually wait, out of how long. The long memory forgets when that becomes
+    /// affordable; the short one will have seen it soon.
     fn note_usual(&mut self, waits: Time, all: Time, percent: u32) {
         let (waits, all) = (u128::from(waits) * 100, u128::from(all) * u128::from(percent));
         if waits > all {
             self.is_uneven = true;
         } else if self.is_uneven && 2 * waits < all {
-            *self = Evidence::default();
+            self.is_uneven = false;
+            (self.waited[LONG], self.all[LONG]) = (0, 0);
         }
     }
 }
@@ -96,13 +108,15 @@ fn median(times: &mut [Time]) -> Option<Time> {
 }
 
 /// The quorum of the next round, and what it follows from.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug)]
 pub(crate) struct AutoQuorum {
     percent: u32,
     quorum: u32,
     /// By number of ranks, from 1 on.
     evidence: Vec<Evidence>,
     steps: Vec<Steps>,
+    /// The number of active ranks that are not away.
+    present: u32,
     /// The ranks that were fresh in the newest round.
     fresh: RankSet,
     /// Lists that are kept for their memory.
@@ -118,6 +132,7 @@ impl AutoQuorum {
         AutoQuorum {
             percent,
             quorum: ranks,
+            present: ranks,
             evidence: vec![Evidence::default(); most],
             steps: vec![Steps::default(); most],
             fresh: RankSet::empty(ranks),
@@ -129,7 +144,7 @@ impl AutoQuorum {
 
     /// Returns the number of arrivals that the next round waits for; `active` ranks take part in it.
     pub(crate) fn quorum(&self, active: u32) -> u32 {
-        self.quorum.min(active).max(1)
+        self.quorum.min(self.present).min(active).max(1)
     }
 
     /// Learns from the cut of the next round. `active` are the ranks that are active after it.
@@ -144,10 +159,11 @@ impl AutoQuorum {
         if cut.leaving().next().is_some() {
             // A number of ranks stands for other ranks now.
             self.forget();
+        } else if self.read_waits(cut) {
+            self.weigh(active);
         }
-        if self.read_waits(cut) {
-            self.weigh(cut.round, active);
-        }
+        let here = |&rank: &u32| cut.round - self.steps[rank as usize].seen < AWAY;
+        self.present = active.iter().filter(here).count() as u32;
         self.fresh.clear();
         cut.entries.ranks(Part::Fresh).for_each(|rank| self.fresh.insert(rank));
     }
@@ -168,38 +184,39 @@ impl AutoQuorum {
                 self.waits.push(waited);
             }
         }
-        self.waits.sort_unstable_by(|one, other| other.cmp(one));
-        let (Some(&middle), Some(&least)) = (self.waits.get(self.waits.len() / 2), self.waits.last()) else {
+        if self.waits.len() < 2 {
+            // One rank alone says nothing about when the others arrived.
+            self.waits.clear();
             return is_measured;
-        };
-        // Ranks of that round that are late in this one tell nothing in time: they count as the others do.
-        let place = self.waits.len() / 2;
-        for _ in self.waits.len()..self.fresh.len() as usize {
-            self.waits.insert(place, middle);
         }
+        self.waits.sort_unstable_by(|one, other| other.cmp(one));
+        // Ranks of that round that are late in this one tell nothing in time: they count as the others do.
+        let middle = self.waits[self.waits.len() / 2];
+        self.waits.resize(self.fresh.len() as usize, middle);
+        self.waits.sort_unstable_by(|one, other| other.cmp(one));
         // The last arrival waited only for the data to move, and so did all the others.
+        let least = self.waits.last().copied().unwrap_or(0);
         self.waits.iter_mut().for_each(|waited| *waited -= least);
         is_measured
     }
 
     /// Adds the newest round to the evidence, and chooses the quorum.
-    fn weigh(&mut self, round: u64, active: &RankSet) {
-        let AutoQuorum { percent, evidence, steps, waits, times, usual, .. } = self;
+    fn weigh(&mut self, active: &RankSet) {
+        let AutoQuorum { percent, evidence, steps, fresh, waits, times, usual, .. } = self;
         times.clear();
-        times.extend(active.iter().filter_map(|rank| steps[rank as usize].newest()));
-        let (Some(middle), count) = (median(times), times.len() as u64) else { return };
-        let mean = times.iter().sum::<Time>() / count;
+        times.extend(active.iter().filter_map(|rank| steps[rank as usize].usual()));
+        let Some(middle) = median(times) else { return };
+        let most = middle.saturating_mul(LONGEST);
         times.clear();
         usual.clear();
         for rank in active.iter() {
             let steps = &steps[rank as usize];
-            // A rank that is away has computed for as many steps at least.
-            let away = round.saturating_sub(steps.seen).saturating_mul(middle);
-            times.push(steps.newest().unwrap_or(middle).max(away));
-            usual.push(steps.usual().unwrap_or(middle));
+            times.push(steps.newest().unwrap_or(middle).min(most));
+            usual.push(steps.usual().unwrap_or(middle).min(most));
         }
         times.sort_unstable();
         usual.sort_unstable();
+        let mean = times.iter().sum::<Time>() / (times.len() as u64).max(1);
         let (mut waited, mut computed, mut usually) = (0, 0, 0);
         self.quorum = 1;
         for (index, evidence) in evidence.iter_mut().enumerate().take(times.len()) {
@@ -208,9 +225,12 @@ impl AutoQuorum {
             usually += usual[index];
             match waits.get(index) {
                 Some(&wait) => {
+                    let wait = wait.min(most);
                     waited += wait;
                     evidence.add(waited - ranks * wait, ranks * mean);
                 }
+                // That round waited for this number of ranks, and it is not known how long.
+                None if index < fresh.len() as usize => {}
                 None => evidence.add(ranks * times[index] - computed, computed),
             }
             let all = ranks * usual[index];
@@ -219,6 +239,14 @@ impl AutoQuorum {
                 self.quorum = ranks as u32;
             }
         }
+    }
+}
+
+impl Hash for AutoQuorum {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        // The lists are filled anew in each round.
+        let AutoQuorum { percent, quorum, evidence, steps, present, fresh, .. } = self;
+        (percent, quorum, evidence, steps, present, fresh).hash(state);
     }
 }
 

@@ -86,7 +86,8 @@ impl Entry {
         duration(self.durations.computed())
     }
 
-    /// Returns how long the rank waited for its round before this one, in a call; nothing if the outcome was there.
+    /// Returns how long the rank waited for its round before this one, from its first call of `wait` on; nothing if it
+    /// called none.
     ///
     /// Each rank measures with its own clock, and tells the result with its contribution, so all ranks know the same
     /// number. It is exact to 1.6 %, or to 64 ns. Steps below a millisecond are measured once in 16 rounds. Nothing is

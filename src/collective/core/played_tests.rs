@@ -34,6 +34,10 @@ pub(crate) enum Lateness {
     Rare,
     /// Eight ranks, or half of them, take 1.3 times as long.
     SlowHost,
+    /// One rank takes three times as long, another one every 50 rounds.
+    Moving,
+    /// A step of all ranks takes a thousand times as long; ten rounds later one rank takes 1.5 times as long.
+    AfterAPause,
 }
 
 use Lateness::*;
@@ -56,6 +60,9 @@ impl Lateness {
             Lognormal => (0.3 * normal - 0.045).exp(),
             FailSlow => jitter * if rank == 0 && (300..600).contains(&round) { 1.5 } else { 1.0 },
             Rare => jitter * if chance < 0.002 { 10.0 } else { 1.0 },
+            Moving => jitter * if u64::from(rank) == round / 50 % u64::from(ranks) { 3.0 } else { 1.0 },
+            AfterAPause if round == 500 => 1000.0,
+            AfterAPause => jitter * if rank == 0 && round >= 510 { 1.5 } else { 1.0 },
             SlowHost => jitter * if rank < 8.min(ranks / 2) { 1.3 } else { 1.0 },
         };
         (factor * STEP) as Time

@@ -26,6 +26,7 @@ fn it_tells_jitter_from_a_lasting_change_and_a_slow_host_from_a_slow_rank() {
             let (slow, hosts) = (names(&lateness), lateness.slow_hosts(|rank| rank / 8.min(ranks / 2)));
             let (expected, host) = match kind {
                 Kind::Balanced | Kind::OneRandom | Kind::Lognormal | Kind::Rare => (0..0, None),
+                Kind::Moving | Kind::AfterAPause => unreachable!("not one of the kinds"),
                 Kind::OneTwice | Kind::FailSlow => (0..1, None),
                 Kind::HalfTwice => (0..ranks / 2, Some(ranks)),
                 Kind::SlowHost => (0..8.min(ranks / 2), Some(0)),

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::collective::choices::Choices;
 use crate::collective::core::{Cut, Durations, Entry, Part, Particulars};
+use crate::topology::Topology;
 
 /// The number of this format.
 pub(super) const VERSION: u32 = 1;
@@ -28,13 +29,19 @@ pub(super) struct Header {
     /// The number of the collective in its world.
     pub(super) collective: u32,
     pub(super) choices: BTreeMap<String, String>,
+    /// The number of each rank's host; empty if all ranks share one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) hosts: Vec<u32>,
 }
 
 impl Header {
-    pub(super) fn new((rank, ranks): (u32, u32), collective: u32, choices: &Choices) -> Self {
+    pub(super) fn new((rank, topology): (u32, &Topology), collective: u32, choices: &Choices) -> Self {
+        let ranks = topology.ranks();
+        let hosts =
+            if topology.is_one_host() { Vec::new() } else { (0..ranks).map(|rank| topology.host_of(rank)).collect() };
         let compared = choices.iter().filter(|(name, _)| COMPARED.contains(name));
         let choices = compared.map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
-        Header { earlybird_recording: VERSION, ranks, rank, collective, choices }
+        Header { earlybird_recording: VERSION, ranks, rank, collective, choices, hosts }
     }
 
     /// Returns the first difference between this recorded run and a replay, with both values.

@@ -6,7 +6,8 @@
 //! machine, whose form of agreement takes them as they are (`core/agreement/given.rs`), and its waits return the same
 //! rounds.
 //!
-//! Synchronous rounds have the same cuts in every run, so they are neither recorded nor replayed.
+//! Synchronous rounds have the same cuts in every run, so they are not replayed. Their recordings tell the times of
+//! their entries.
 #![forbid(unsafe_code)]
 
 mod format;
@@ -22,6 +23,7 @@ use super::core::{Cut, Machine, Plan};
 use crate::error::{Error, Result};
 use crate::world::World;
 use format::Header;
+pub(crate) use reader::Recorded;
 use reader::Recording;
 #[cfg(test)]
 pub(crate) use reader::read_any;
@@ -68,14 +70,15 @@ impl Tape {
     /// A file that cannot be written, or one that cannot be read, is not a recording, or belongs to another
     /// collective.
     pub(super) fn open(world: &World, collective: u32, plan: &Plan, choices: &Choices) -> Result<Option<Box<Self>>> {
-        if plan.fire.is_synchronous() || (world.record().is_none() && world.replay().is_none()) {
+        let replay = world.replay().filter(|_| !plan.fire.is_synchronous());
+        if world.record().is_none() && replay.is_none() {
             return Ok(None);
         }
-        let header = Header::new((plan.me, plan.ranks), collective, choices);
+        let header = Header::new((plan.me, world.topology()), collective, choices);
         let bad = |file: &Path, problem: String| {
             Error::Config(format!("rank {}: allreduce.build: {}: {problem}", plan.me, file.display()))
         };
-        let player = world.replay().map(|name| {
+        let player = replay.map(|name| {
             let file = file_of(name, collective, plan.me);
             let recording = Recording::load(&file, &header, plan.depth).map_err(|problem| bad(&file, problem))?;
             Ok::<_, Error>(Player { file, recording, arrivals: 0, rank: plan.me })

@@ -1,7 +1,7 @@
 //! Reads a recording. The file may hold any bytes: it leads to possible cuts, or to an error.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read as _};
 use std::path::Path;
 
 use super::format::{CutLine, Header, Line, VERSION};
@@ -172,6 +172,51 @@ impl Reader {
         }
         let ends = waits.into_iter().map(|(_, last)| last).collect();
         Ok(Recording { rounds: cuts.len() as u64, cuts, ends, left })
+    }
+}
+
+/// A rank's part of a recorded run, for a report about it.
+#[derive(Debug)]
+pub(crate) struct Recorded {
+    pub(crate) ranks: u32,
+    /// The rank that wrote the file, and the number of the collective in its world.
+    pub(crate) rank: u32,
+    pub(crate) collective: u32,
+    /// The firing rule, as it was printed.
+    pub(crate) fire: String,
+    /// The number of each rank's host.
+    pub(crate) hosts: Vec<u32>,
+    /// The cuts of consecutive rounds, from round 1 on.
+    pub(crate) cuts: Vec<Cut>,
+}
+
+impl Recorded {
+    /// Reads a file of any world.
+    ///
+    /// # Errors
+    /// What is wrong with the file.
+    pub(crate) fn open(file: &Path) -> Result<Self, String> {
+        const MOST_RANKS: u32 = 1 << 20;
+        let open = || files::read(file).map_err(|cause| format!("the recording cannot be read: {cause}"));
+        let mut first = String::new();
+        // A head has some hundred bytes, and some for the host of each rank.
+        let most = 1 << 24;
+        let read = BufReader::new(open()?.take(most)).read_line(&mut first);
+        read.map_err(|cause| format!("this is not a recording: {cause}"))?;
+        let head: Header =
+            serde_json::from_str(&first).map_err(|problem| format!("this is not a recording: {problem}"))?;
+        let Header { ranks, rank, collective, .. } = head;
+        if ranks == 0
+            || ranks > MOST_RANKS
+            || rank >= ranks
+            || !(head.hosts.is_empty() || head.hosts.len() == ranks as usize)
+        {
+            return Err("this is not a recording: its first line has numbers that are out of range".to_owned());
+        }
+        let fire = head.choices.get("fire").cloned().unwrap_or_default();
+        let hosts = if head.hosts.is_empty() { vec![0; ranks as usize] } else { head.hosts.clone() };
+        let Recording { cuts, .. } = Recording::read(BufReader::new(open()?), &head, u64::MAX)?;
+        Ok(Recorded { ranks, rank, collective, fire, hosts, cuts })
     }
 }
 

@@ -55,6 +55,7 @@ impl Protocol for TicketEngine {
             last_round: TICKETS / u64::from(plan.size()),
             base: 0,
             weighted: false,
+            tells_durations: false,
             has_memory: true,
             absent: if self.driver.mean() == Mean::Registers { Absent::Carry } else { Absent::Hold },
             path: "arrivals",

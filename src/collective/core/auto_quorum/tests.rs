@@ -2,7 +2,7 @@
 
 use super::super::durations::{Durations, Particulars};
 use super::super::entry::Entry;
-use super::super::played_tests::Lateness::{Balanced, FailSlow};
+use super::super::played_tests::Lateness::{AfterAPause, Balanced, FailSlow, Moving};
 use super::super::played_tests::{KINDS, Lateness, play};
 use super::*;
 
@@ -46,6 +46,20 @@ fn changes_are_followed() {
     }
 }
 
+#[test]
+fn a_slow_rank_that_moves_and_a_pause_of_all_are_followed() {
+    for ranks in [4, 8, 16] {
+        let (best, quorum) = best_fixed(Moving, ranks, 1);
+        let ratio = play(Moving, ranks, None, 1500, (1, 0)).cost / best;
+        println!("{ranks} ranks: {ratio:.3} of quorum={quorum}");
+        assert!(ratio < 1.10, "{ranks} ranks: {ratio} of quorum={quorum}");
+        let quorums = play(AfterAPause, ranks, None, 1000, (1, 0)).quorums;
+        let down = quorums[510..].iter().position(|&quorum| quorum < ranks);
+        println!("{ranks} ranks: down after {down:?}");
+        assert!(down.is_some_and(|down| down <= 32), "{ranks} ranks: {down:?}");
+    }
+}
+
 /// A rank that is away tells nothing: its absence is what the others know.
 #[test]
 fn a_rank_that_stays_away_is_not_waited_for() {
@@ -63,7 +77,7 @@ fn a_rank_that_stays_away_is_not_waited_for() {
 fn nothing_measured_changes_nothing() {
     let mut auto = AutoQuorum::new(3, 10);
     for round in 1..100 {
-        let entries = (0..2).map(|rank| Entry::new(rank, Part::Fresh, (0, Particulars::PLAIN), 0)).collect();
+        let entries = (0..3).map(|rank| Entry::new(rank, Part::Fresh, (0, Particulars::PLAIN), 0)).collect();
         auto.learn(&Cut::of_entries(round, None, entries), &RankSet::full(3));
     }
     assert_eq!((auto.quorum(3), auto.quorum(2), auto.quorum(0)), (3, 2, 1));

@@ -50,7 +50,7 @@ impl Hash for Reducers {
 }
 
 /// Returns the value by which a reducer announces its share of a round's outcome. `plain`: there is nothing else to
-/// know, because every active rank takes part with weight 1.
+/// know, because every active rank takes part with weight 1, and none tells durations.
 fn reported(round: u64, plain: bool) -> u64 {
     round << 1 | u64::from(plain)
 }
