@@ -76,7 +76,7 @@ impl RankLateness {
 }
 
 /// The account of a collective's rounds so far.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Lateness {
     /// The number of rounds.

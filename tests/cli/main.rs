@@ -7,6 +7,7 @@ mod bench;
 mod common;
 mod info;
 mod input;
+mod report;
 mod selftest;
 
 use common::command::{earlybird, text};
@@ -14,7 +15,7 @@ use common::command::{earlybird, text};
 #[test]
 fn help_lists_every_command() {
     let output = earlybird(&["--help"]).output().unwrap();
-    for command in ["run", "bench", "train", "program", "fuzz", "simulate", "model", "selftest", "info"] {
+    for command in ["run", "bench", "train", "program", "fuzz", "simulate", "report", "model", "selftest", "info"] {
         let listed = text(&output).lines().any(|line| line.split_whitespace().next() == Some(command));
         assert!(listed, "{command}: {}", text(&output));
     }

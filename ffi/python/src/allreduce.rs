@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::{bad_choice, misused, raised};
-use crate::handle::{Ends, Entry, Handle, RELEASED, entries};
+use crate::handle::{Account, Ends, Entry, Handle, RELEASED, accounts, entries};
 use crate::memory::{Loan, Memory};
 use crate::world::World;
 
@@ -171,6 +171,11 @@ impl Allreduce {
 
     fn _finish(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         self.0.wait_for(py, timeout, |sum, within| sum.finish(within))
+    }
+
+    /// The account of lateness, a rank after the other.
+    fn _lateness(&self, py: Python<'_>) -> PyResult<Vec<Account>> {
+        Ok(accounts(&self.0.enter(py)?.get().lateness()))
     }
 
     /// This rank's counts so far.

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use crate::allreduce::{builder, ends};
 use crate::collectives::Held;
 use crate::errors::{bad_choice, misused, raised};
-use crate::handle::{Ends, Entry, Handle, RELEASED, entries};
+use crate::handle::{Account, Ends, Entry, Handle, RELEASED, accounts, entries};
 use crate::memory::{Loan, Memory};
 use crate::world::World;
 
@@ -128,6 +128,11 @@ impl BucketedAllreduce {
     fn release(&self, py: Python<'_>, round: Option<u64>) -> PyResult<()> {
         self.0.enter_and_release(py)?.get_mut().release_up_to(round.unwrap_or(u64::MAX));
         Ok(())
+    }
+
+    /// The account of lateness, a rank after the other.
+    fn _lateness(&self, py: Python<'_>) -> PyResult<Vec<Account>> {
+        Ok(accounts(&self.0.enter(py)?.get().lateness()))
     }
 
     /// Makes every later call of every rank fail.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use earlybird::{Cut, Error, Part};
+use earlybird::{Cut, Error, Lateness, Part, RankLateness, SlowSpell};
 use parking_lot::{Mutex, MutexGuard};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
@@ -163,6 +163,24 @@ impl<C: Send> Drop for Handle<C> {
             std::mem::forget(self.world.clone());
         }
     }
+}
+
+/// A slow spell of a rank: since, until, factor, and the cost in seconds.
+type Spell = (u64, Option<u64>, f64, f64);
+
+/// What the account of lateness says of a rank: its contributions, those that were late, their mean age, its measured
+/// and its slow steps, the seconds that it computed and waited, and its slow spells.
+pub(crate) type Account = (u64, u64, f64, u64, u64, f64, f64, Vec<Spell>);
+
+/// The account of lateness, a rank after the other.
+pub(crate) fn accounts(lateness: &Lateness) -> Vec<Account> {
+    let spell = |spell: &SlowSpell| (spell.since, spell.until, spell.factor, spell.cost.as_secs_f64());
+    let rank = |of: &RankLateness| {
+        let (computed, waited) = (of.computed.as_secs_f64(), of.waited.as_secs_f64());
+        let spells = of.spells.iter().map(spell).collect();
+        (of.contributions, of.late, of.mean_age, of.measured, of.slow, computed, waited, spells)
+    };
+    lateness.ranks.iter().map(rank).collect()
 }
 
 /// The initiator and the entries of a cut.

@@ -257,3 +257,26 @@ def test_one_task_waits_for_outcomes() -> None:
         """,
         2,
     )
+
+
+def test_entries_and_the_account_say_which_rank_is_slow() -> None:
+    texts = run(
+        """
+        import time
+        with world.allreduce(10) as sum:
+            for step in range(30):
+                time.sleep(0.02 if rank == 1 and step >= 10 else 0.004)
+                sum.contribution()[:] = 1
+                sum.arrive()
+                for outcome in sum.wait(30):
+                    known = [entry for entry in outcome.entries if entry.computed is not None]
+            assert len(known) == size and known[1].computed > 0.018, known
+            ranks = sum.lateness()
+            assert [of.rank for of in ranks] == list(range(size))
+            spells = ranks[1].spells
+            print("SLOW", [(of.rank, len(of.spells)) for of in ranks], spells)
+            assert spells and abs(spells[0].since - 11) <= 2 and spells[0].factor > 1.5 and spells[0].until is None
+        """,
+        3,
+    )
+    assert all("SLOW" in text for text in texts)

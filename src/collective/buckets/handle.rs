@@ -9,6 +9,7 @@ use super::timing::{FIRST, PERIOD, Timing};
 use super::{BucketOutcome, BucketOutcomes, Buckets};
 use crate::collective::build::AllreduceBuilder;
 use crate::collective::following::{Following, Inbox};
+use crate::collective::lateness::Lateness;
 use crate::collective::options::Options;
 use crate::collective::outcome::Outcomes;
 use crate::error::{Error, Result};
@@ -398,6 +399,14 @@ impl<T: Item> BucketedAllreduce<T> {
     pub fn release_up_to(&mut self, round: u64) {
         let parts = self.parts.iter_mut().filter(|part| !part.waits_for_caller());
         parts.for_each(|part| part.sum.release_up_to(round));
+    }
+
+    /// Returns the account of the rounds that this rank has released, like
+    /// [`Allreduce::lateness`](crate::Allreduce::lateness), with the times of the first bucket. It begins anew with new
+    /// buckets.
+    #[must_use]
+    pub fn lateness(&self) -> Lateness {
+        self.parts.first().map(|part| part.sum.lateness()).unwrap_or_default()
     }
 
     /// Leaves in good order, like [`Allreduce::finish`](crate::Allreduce::finish). Drops outcomes that were not

@@ -21,7 +21,7 @@ A ``timeout`` is in seconds; ``None`` sets no limit.
 
 from __future__ import annotations
 
-from ._allreduce import Allreduce, Entry, Outcome
+from ._allreduce import Allreduce, Entry, Outcome, RankLateness, SlowSpell
 from ._buckets import BucketedAllreduce, BucketOutcome
 from ._earlybird import __version__
 from ._errors import (
@@ -55,6 +55,8 @@ __all__ = [
     "Outcome",
     "PeerDied",
     "PeerLeft",
+    "RankLateness",
+    "SlowSpell",
     "SystemFailure",
     "Timeout",
     "TransportError",

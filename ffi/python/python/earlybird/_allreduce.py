@@ -29,6 +29,39 @@ class Entry(NamedTuple):
     """How long the rank waited in a call for its round before this one, in seconds."""
 
 
+class SlowSpell(NamedTuple):
+    """A time in which a rank was slow."""
+
+    since: int
+    """The first round for which the rank made a contribution slowly."""
+    until: int | None
+    """The first round for which it was as fast as the others again; ``None`` if it still is slow."""
+    factor: float
+    """How many times as long as a fast rank it took."""
+    cost: float
+    """What waiting for it costs, or would have cost, in seconds of each waiting rank."""
+
+
+class RankLateness(NamedTuple):
+    """What is known of the lateness of a rank."""
+
+    rank: int
+    contributions: int
+    late: int
+    """The contributions that came too late for their own round."""
+    mean_age: float
+    """The rounds by which contributions were late, in the mean of all."""
+    measured: int
+    """The steps that were measured."""
+    slow: int
+    """Of these, the steps that took 15 % longer than those of a fast rank."""
+    computed: float
+    """Seconds in the steps that were measured."""
+    waited: float
+    spells: list[SlowSpell]
+    """When the rank was slow for long. Empty for a rank whose slow steps are jitter."""
+
+
 class _Round:
     """The cut of a round, and its number."""
 
@@ -101,6 +134,15 @@ class _Handle:
             self._dtype_of_arrays = DTYPES[self._dtype]
         return self._dtype_of_arrays
 
+    def lateness(self) -> list[RankLateness]:
+        """Returns which ranks were late, since when, and what that costs, in the rounds whose outcomes this rank has
+        released. It follows from the cuts, so all ranks know the same of the same rounds.
+        """
+        of_ranks = enumerate(self._lateness())
+        return [
+            RankLateness(rank, *counts, [SlowSpell(*spell) for spell in spells]) for rank, (*counts, spells) in of_ranks
+        ]
+
     def finish(self, timeout: float | None = None) -> None:
         """Leaves in good order: what is carried enters a round, and no other rank depends on this one afterwards.
 
@@ -119,6 +161,9 @@ class _Handle:
 
     @property
     def _dtype(self) -> str:
+        raise NotImplementedError
+
+    def _lateness(self) -> list[Any]:
         raise NotImplementedError
 
     def _finish(self, timeout: float | None) -> None:
