@@ -24,6 +24,7 @@ mod launch;
 mod model;
 mod output;
 mod pattern;
+mod plot;
 mod program;
 mod rank;
 mod relay;

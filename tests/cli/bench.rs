@@ -278,10 +278,31 @@ fn bench_measures_single_operations() {
     assert!(output.status.success() && text(&output).contains("the others are stopped"), "{}", text(&output));
     for wrong in ["--executor=provider", "--grace=1s", "-n=1", "--fire=solo"] {
         let output = earlybird(&["bench", "--op", "solo_lat", wrong]).output().unwrap();
-        assert!(!output.status.success() && text(&output).contains("--op solo_lat: "), "{}", text(&output));
+        assert!(!output.status.success() && text(&output).contains("--op solo_lat"), "{}", text(&output));
     }
     if fabrics.len() > 1 {
         let output = earlybird(&[&args[..], &fabrics[1][..]].concat()).output().unwrap();
         assert!(!output.status.success() && text(&output).contains("--stopped"), "{}", text(&output));
+    }
+}
+
+/// A line for each rule, and for the rows of another program.
+#[test]
+fn bench_draws_latency_over_size() {
+    let folder = common::folder::Folder::new();
+    let (peer, image, page) = (folder.path("peer.json"), folder.path("x.svg"), folder.path("x.html"));
+    let rows =
+        [(8, 1.5), (64, 2.5)].map(|(bytes, us)| format!(r#"{{"name":"another","bytes":{bytes},"p50_us":{us}}}"#));
+    std::fs::write(&peer, rows.join("\n")).unwrap();
+    for file in [&image, &page] {
+        let [file, peer] = [file, &peer].map(|path| path.to_str().unwrap());
+        let sizes = ["-b", "8", "-e", "64", "-f", "8", "--iters", "10", "--fire", "all", "--fire", "solo"];
+        let args = [&["bench", "-n", "2", "--plot", file, "--overlay", peer], &sizes[..]].concat();
+        let output = earlybird(&args).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        let drawn = std::fs::read_to_string(file).unwrap();
+        assert_eq!(drawn.matches("<polyline").count(), 3, "{drawn}");
+        assert!(["all", "solo", "peer: another"].iter().all(|name| drawn.contains(&format!(">{name}<"))), "{drawn}");
+        assert!(drawn.contains("xmlns") && !drawn.contains("<script"), "{drawn}");
     }
 }

@@ -13,12 +13,8 @@ use super::p2p::{self, Measured};
 use super::{Args, PATIENCE, conditions::Conditions};
 
 /// Refuses options that have no meaning here. `plain`: sums of f32 in registered memory.
-pub(super) fn check(args: &Args, ranks: u32, plain: bool) -> std::result::Result<(), String> {
-    let plain = plain && args.skew.is_none() && args.fire.is_empty() && args.common.grace == Grace::Auto;
+pub(super) fn check(args: &Args, ranks: u32) -> std::result::Result<(), String> {
     let problem = match args.common.executor {
-        _ if !plain => {
-            "one rank makes rounds of the rule solo alone; omit --fire, --grace, --skew, --dtype, --buffers and --absent"
-        }
         Executor::Provider => "a provider needs all ranks for each round; choose another --executor",
         _ if ranks < 2 => "there are no others that could be away; use -n 2 or more",
         _ => return Ok(()),

@@ -5,10 +5,13 @@ mod arm;
 mod buckets;
 mod conditions;
 mod measure;
+mod options;
 mod p2p;
+mod picture;
 mod report;
 mod synchronous;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -21,6 +24,7 @@ use super::launch::again;
 use super::skew::Skew;
 use conditions::{Conditions, Form};
 use measure::Case;
+use picture::Picture;
 use report::Report;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -173,6 +177,13 @@ pub(super) struct Args {
     /// Comma-separated values, after the conditions in lines that begin with #
     #[arg(long, conflicts_with = "json")]
     csv: bool,
+    /// For collectives with rules: draw latency over size, a line for each rule, into a file that ends in .svg or .html
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// With --plot: also draw the rows of this file, which are as --json prints them (bytes, p50_us, name); may be
+    /// repeated
+    #[arg(long, value_name = "FILE", requires = "plot")]
+    overlay: Vec<PathBuf>,
     #[command(flatten)]
     choices: buckets::Choices,
     #[command(flatten)]
@@ -185,6 +196,7 @@ impl Args {
     /// Checks all options before anything is started.
     fn check(&self, ranks: u32) -> Result<Vec<u64>, String> {
         self.common.check(ranks, &self.fire)?;
+        options::check(self)?;
         let by_arrival = |group: Group| matches!(group, Group::Arrivals(_));
         let fits = |group| match self.op {
             BenchOp::GroupAllreduce => !by_arrival(group),
@@ -213,31 +225,10 @@ impl Args {
         if matches!(self.op, BenchOp::PReduce | BenchOp::GroupAllreduce) && !self.dtype.is_float() {
             return Err(format!("--op {} averages floating-point models; --dtype {} is none", self.op, self.dtype));
         }
-        if !self.choices.is_empty() && self.op != BenchOp::Buckets {
-            return Err("--trace and --buckets are for --op buckets".to_owned());
-        }
-        if self.op == BenchOp::Buckets && !(self.skew.is_none() && self.fire.is_empty()) {
-            return Err("--op buckets: synchronous steps follow the trace; omit --skew and --fire".to_owned());
-        }
-        let plain =
-            self.dtype == Dtype::F32 && self.buffers == Buffers::Registered && self.common.absent == Absent::Carry;
-        if self.op == BenchOp::Buckets && !plain {
-            return Err(
-                "--op buckets: sums of f32 in registered memory; omit --dtype, --buffers and --absent".to_owned()
-            );
-        }
-        if self.op.is_synchronous() && !(self.skew.is_none() && self.fire.is_empty() && plain) {
-            return Err(format!(
-                "--op {}: all ranks wait for each other, and data is private; omit --fire, --skew, --dtype, --buffers and --absent",
-                self.op
-            ));
-        }
         if self.op == BenchOp::SoloLat {
-            alone::check(self, ranks, plain)?;
+            alone::check(self, ranks)?;
         }
-        if self.stopped && self.op != BenchOp::SoloLat {
-            return Err(format!("--stopped is for --op solo_lat, and not for {}", self.op));
-        }
+        self.plot.iter().try_for_each(|file| Picture::new(file, &self.overlay).map(drop))?;
         if self.op.is_between_two() && ranks != 2 {
             return Err(format!("--op {} is between two ranks; {ranks} were asked for", self.op));
         }
@@ -335,7 +326,8 @@ fn measure_all(
     sizes: &[u64],
     conditions: Option<&Conditions>,
 ) -> Result<super::Outcome, Box<dyn std::error::Error>> {
-    let mut report = Report::new(world, args.group(world.size()), conditions);
+    let picture = args.plot.as_ref().map(|file| Picture::new(file, &args.overlay)).transpose()?;
+    let mut report = Report::new(world, args.group(world.size()), conditions).with_picture(picture);
     let mut wrong = 0;
     for fire in args.fires() {
         for &bytes in sizes {
@@ -343,6 +335,7 @@ fn measure_all(
         }
     }
     report.explain();
+    report.draw()?;
     Ok(verdict(wrong))
 }
 

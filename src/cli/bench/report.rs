@@ -7,6 +7,7 @@ use serde_json::json;
 use super::super::table::Rows;
 use super::conditions::Conditions;
 use super::measure::{Case, Measured};
+use super::picture::Picture;
 
 pub(super) struct Report<'a> {
     speaks: bool,
@@ -14,6 +15,8 @@ pub(super) struct Report<'a> {
     /// The conditions, if rows are for programs.
     conditions: Option<&'a Conditions>,
     table: Rows,
+    title: String,
+    picture: Option<Picture>,
 }
 
 const COLUMNS: [&str; 17] = [
@@ -62,7 +65,19 @@ impl<'a> Report<'a> {
             say!("# {title}, {ranks} ranks, {transport}");
             say!("{}", about_here());
         }
-        Report { speaks, ranks, conditions, table: Rows::new(&COLUMNS) }
+        let title = format!("{title}, {ranks} ranks, {transport}");
+        Report { speaks, ranks, conditions, table: Rows::new(&COLUMNS), title, picture: None }
+    }
+
+    /// Also draws the rows.
+    pub(super) fn with_picture(mut self, picture: Option<Picture>) -> Self {
+        self.picture = picture.filter(|_| self.speaks);
+        self
+    }
+
+    /// Writes the picture, if there is one.
+    pub(super) fn draw(&self) -> Result<(), String> {
+        self.picture.as_ref().map_or(Ok(()), |picture| picture.write(&self.title))
     }
 
     /// Explains the columns, for people.
@@ -85,6 +100,9 @@ impl<'a> Report<'a> {
         }
         let times = &result.latencies;
         let (mean, [p50, p90, p99, p999, min, max]) = (times.mean(), times.usual());
+        if let Some(picture) = &mut self.picture {
+            picture.add(case.fire.to_string(), result.bytes as f64, p50);
+        }
         let [algbw, busbw] = bandwidths(result.bytes as f64, mean, moved_by_allreduce(self.ranks));
         if let Some(conditions) = self.conditions {
             let row = json!({

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::super::plot::escaped;
 use super::{percent, rounds, share};
 use crate::collective::recording::Recorded;
 use crate::{Cut, Lateness, Part};
@@ -62,7 +63,7 @@ fn learn(cut: &Cut, newest: &mut [Option<f64>]) -> Option<f64> {
 }
 
 pub(super) fn page(title: &str, recorded: &Recorded, lateness: &Lateness) -> String {
-    let title = title.replace('&', "&amp;").replace('<', "&lt;");
+    let title = escaped(title);
     let (ranks, rounds_of_all) = (recorded.ranks, lateness.rounds);
     let mut html = format!(
         "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>{title}</title><style>{STYLE}</style>\n<h1>{title}</h1>\n\

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::units::Number;
 
-use super::plot::{COLOURS, Series, bars, lines};
+use super::super::plot::{COLOURS, Series, bars, lines};
 use super::worker::{Point, Trained};
 
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:62em;margin:2em auto;padding:0 1em;color:#222}\
@@ -49,11 +49,11 @@ pub(super) fn page(title: &str, runs: &[(String, Trained)]) -> String {
     let samples = |point: &Point| point.samples as f64;
     let loss = |point: &Point| Some(point.quality.loss);
     let accuracy = |point: &Point| point.quality.accuracy;
-    html += &lines("Loss over time", "seconds", "loss", true, &curve(seconds, loss));
-    html += &lines("Loss over samples", "samples", "loss", true, &curve(samples, loss));
+    html += &lines("Loss over time", ("seconds", false), ("loss", true), &curve(seconds, loss));
+    html += &lines("Loss over samples", ("samples", false), ("loss", true), &curve(samples, loss));
     if runs.iter().any(|(_, run)| run.last().accuracy.is_some()) {
-        html += &lines("Accuracy over time", "seconds", "accuracy", false, &curve(seconds, accuracy));
-        html += &lines("Accuracy over samples", "samples", "accuracy", false, &curve(samples, accuracy));
+        html += &lines("Accuracy over time", ("seconds", false), ("accuracy", false), &curve(seconds, accuracy));
+        html += &lines("Accuracy over samples", ("samples", false), ("accuracy", false), &curve(samples, accuracy));
     }
     let histogram = |counts: fn(&Trained) -> &[u64]| -> Vec<(usize, &[u64])> {
         runs.iter().enumerate().map(|(colour, (_, run))| (colour, counts(run))).collect()

@@ -8,7 +8,6 @@ mod layers;
 mod learner;
 mod method;
 mod mlp;
-mod plot;
 mod report;
 mod rows;
 mod saved;

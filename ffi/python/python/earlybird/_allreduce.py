@@ -138,10 +138,12 @@ class _Handle:
         """Returns which ranks were late, since when, and what that costs, in the rounds whose outcomes this rank has
         released. It follows from the cuts, so all ranks know the same of the same rounds.
         """
-        of_ranks = enumerate(self._lateness())
-        return [
-            RankLateness(rank, *counts, [SlowSpell(*spell) for spell in spells]) for rank, (*counts, spells) in of_ranks
-        ]
+        ranks = []
+        for rank, account in enumerate(self._lateness()):
+            contributions, late, age, measured, slow, computed, waited, spells = account
+            known = [SlowSpell(*spell) for spell in spells]
+            ranks.append(RankLateness(rank, contributions, late, age, measured, slow, computed, waited, known))
+        return ranks
 
     def finish(self, timeout: float | None = None) -> None:
         """Leaves in good order: what is carried enters a round, and no other rank depends on this one afterwards.

@@ -1,4 +1,4 @@
-//! Small charts as SVG: lines over a linear x, with a linear or logarithmic y, and bars side by side.
+//! Small charts as SVG: lines over linear or logarithmic axes, and bars side by side.
 
 use std::fmt::Write;
 
@@ -128,13 +128,13 @@ fn down(place: f64) -> f64 {
     HEIGHT - BOTTOM - place * (HEIGHT - BOTTOM - TOP)
 }
 
-/// Draws lines through points.
-pub(super) fn lines(title: &str, x: &str, y: &str, logarithmic: bool, series: &[Series]) -> String {
+/// Draws lines through points. Each axis has a name, and whether it is logarithmic.
+pub(super) fn lines(title: &str, (x, x_log): (&str, bool), (y, y_log): (&str, bool), series: &[Series]) -> String {
     // An infinite loss cannot be drawn, so its line ends before it.
     let finite = |point: &(f64, f64)| point.0.is_finite() && point.1.is_finite();
     let points = || series.iter().flat_map(|series| series.points.iter().copied().filter(finite));
-    let over = Axis::over(points().map(|point| point.0), false);
-    let up = Axis::over(points().map(|point| point.1), logarithmic);
+    let over = Axis::over(points().map(|point| point.0), x_log);
+    let up = Axis::over(points().map(|point| point.1), y_log);
     let mut inside = String::new();
     for Series { colour, points } in series {
         let path: Vec<String> = points
@@ -148,6 +148,30 @@ pub(super) fn lines(title: &str, x: &str, y: &str, logarithmic: bool, series: &[
     }
     let marks: Vec<(f64, String)> = over.marks().into_iter().map(|mark| (over.place(mark), short(mark))).collect();
     chart(title, (x, &over), (y, &up), &marks, &inside)
+}
+
+/// The looks of the elements of a chart.
+pub(super) const STYLE: &str = "svg text{font:11px system-ui,sans-serif;fill:#444}polyline{fill:none;stroke-width:1.8}\
+.grid{stroke:#e4e4e4}.axis{stroke:#888}";
+
+/// Makes a chart a file of its own: an SVG image, in which each line has its name.
+pub(super) fn standalone(figure: &str, names: &[String]) -> String {
+    let (from, to) = (figure.find("<svg").unwrap_or(0), figure.rfind("</svg>").unwrap_or(figure.len()));
+    let head =
+        format!("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\"", 2.0 * WIDTH, 2.0 * HEIGHT);
+    let mut svg = figure[from..to].replacen("<svg", &head, 1);
+    let _ = write!(svg, "<style>{STYLE}</style>");
+    for (index, name) in names.iter().enumerate() {
+        let (at, colour) = (TOP + 12.0 * (index as f64 + 1.0), COLOURS[index % COLOURS.len()]);
+        let name = escaped(name);
+        let _ = write!(svg, "<text x=\"{:.1}\" y=\"{at:.1}\" style=\"fill:{colour}\">{name}</text>", LEFT + 10.0);
+    }
+    svg + "</svg>\n"
+}
+
+/// Returns a text as HTML and SVG have it.
+pub(super) fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 /// Draws, for each whole number from 0, a bar for each series: its fraction of the total.
@@ -203,7 +227,7 @@ mod tests {
 
     #[test]
     fn nothing_at_all_can_be_drawn() {
-        assert!(lines("a", "b", "c", true, &[]).contains("<svg"));
+        assert!(lines("a", ("b", false), ("c", true), &[]).contains("<svg"));
         assert!(bars("a", "b", "c", &[]).contains("<svg"));
     }
 
@@ -211,7 +235,7 @@ mod tests {
     fn a_line_ends_where_its_values_do() {
         for beyond in [f64::INFINITY, f64::NAN] {
             let points = vec![(0.0, 2.0), (1.0, 20.0), (2.0, beyond), (3.0, 5.0)];
-            let chart = lines("a", "b", "c", true, &[Series { colour: 0, points }]);
+            let chart = lines("a", ("b", false), ("c", true), &[Series { colour: 0, points }]);
             assert!(!chart.contains("NaN") && !chart.contains("inf"), "{chart}");
             let drawn = chart.split("points=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap();
             assert_eq!(drawn.split(' ').count(), 2, "{drawn}");
