@@ -101,7 +101,7 @@ fn everything() {
 }
 
 /// Schedules under quorums that the collective chooses itself.
-const CHOSEN: u64 = 100_000;
+const CHOSEN: u64 = 24_000;
 
 /// The oracle chooses, too, from the cuts that it sees, and knows by it which rounds may fire.
 #[test]

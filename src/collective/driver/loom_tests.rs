@@ -167,7 +167,7 @@ impl Rank {
 
     fn arrive(&mut self) {
         self.contribute();
-        self.driver.machine_mut().arrive(0, 1);
+        self.driver.machine_mut().arrive(0, Particulars::PLAIN);
         self.work(Effort::Nothing);
     }
 
@@ -175,7 +175,7 @@ impl Rank {
     fn arrive_unfilled(&mut self) {
         let machine = self.driver.machine_mut();
         let (round, buffer, pieces) = (machine.taken() + 1, machine.buffer(), machine.plan().pieces());
-        machine.arrive_unfilled(0, 1);
+        machine.arrive_unfilled(0, Particulars::PLAIN);
         self.work(Effort::Nothing);
         for piece in 0..pieces {
             let part = self.driver.machine().plan().piece_span(piece);
