@@ -109,23 +109,42 @@ fn rounds(spell: &SlowSpell) -> String {
     }
 }
 
+/// Returns a sentence for each time in which a rank was slow.
+pub(super) fn spells(lateness: &Lateness) -> Vec<String> {
+    let sentence = |rank: u32, slow: &SlowSpell| {
+        let cost = seconds(slow.cost);
+        let factor = slow.factor;
+        let when = match slow.until {
+            Some(_) => format!("in rounds {}", rounds(slow)),
+            None => format!("from round {} on", slow.since),
+        };
+        format!(
+            "Rank {rank} was slow {when}: {factor:.2} times as long as a fast rank. Waiting for it in each round would have cost {cost}."
+        )
+    };
+    let of_rank = |rank: &RankLateness| rank.spells.iter().map(|slow| sentence(rank.rank, slow)).collect::<Vec<_>>();
+    lateness.slow_ranks().flat_map(of_rank).collect()
+}
+
+/// Returns the account as JSON: a rank after the other.
+pub(super) fn ranks_as_json(lateness: &Lateness) -> Vec<serde_json::Value> {
+    let spell = |spell: &SlowSpell| json!({"since": spell.since, "until": spell.until, "factor": spell.factor, "cost_s": spell.cost.as_secs_f64()});
+    let rank = |rank: &RankLateness| {
+        json!({
+            "rank": rank.rank, "contributions": rank.contributions, "late": rank.late, "mean_age": rank.mean_age,
+            "measured": rank.measured, "slow": rank.slow, "computed_s": rank.computed.as_secs_f64(),
+            "waited_s": rank.waited.as_secs_f64(), "spells": rank.spells.iter().map(spell).collect::<Vec<_>>(),
+        })
+    };
+    lateness.ranks.iter().map(rank).collect()
+}
+
 /// What the account comes to, in sentences.
 fn conclusions(lateness: &Lateness, hosts: &[u32]) -> Vec<String> {
     if lateness.ranks.iter().all(|rank| rank.measured == 0) {
         return vec!["Nothing was measured: no rank is named.".to_owned()];
     }
-    let mut lines = Vec::new();
-    for rank in lateness.slow_ranks() {
-        for slow in &rank.spells {
-            let SlowSpell { factor, cost, .. } = *slow;
-            lines.push(format!(
-                "Rank {} was slow in rounds {}: {factor:.2} times as long as a fast rank. Waiting for it in each round would have cost {}.",
-                rank.rank,
-                rounds(slow),
-                seconds(cost)
-            ));
-        }
-    }
+    let mut lines = spells(lateness);
     lines.extend(hosts.iter().map(|host| format!("All ranks of host {host} became slow together: look at the host.")));
     if lines.is_empty() {
         lines.push("No rank was slow for long.".to_owned());
@@ -138,17 +157,8 @@ fn seconds(time: Duration) -> String {
 }
 
 fn as_json(recorded: &Recorded, lateness: &Lateness, hosts: &[u32]) -> serde_json::Value {
-    let spell = |spell: &SlowSpell| json!({"since": spell.since, "until": spell.until, "factor": spell.factor, "cost_s": spell.cost.as_secs_f64()});
-    let rank = |rank: &RankLateness| {
-        json!({
-            "rank": rank.rank, "host": recorded.hosts[rank.rank as usize], "contributions": rank.contributions,
-            "late": rank.late, "mean_age": rank.mean_age, "measured": rank.measured, "slow": rank.slow,
-            "computed_s": rank.computed.as_secs_f64(), "waited_s": rank.waited.as_secs_f64(),
-            "spells": rank.spells.iter().map(spell).collect::<Vec<_>>(),
-        })
-    };
     json!({
         "collective": recorded.collective, "fire": recorded.fire, "recorded_by": recorded.rank, "rounds": lateness.rounds,
-        "slow_hosts": hosts, "ranks": lateness.ranks.iter().map(rank).collect::<Vec<_>>(),
+        "hosts": recorded.hosts, "slow_hosts": hosts, "ranks": ranks_as_json(lateness),
     })
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use crate::{BucketOutcomes, BucketedAllreduce, Buckets, Executor, Mover, Result, Scale, World};
+use crate::{BucketOutcomes, BucketedAllreduce, Buckets, Executor, Lateness, Mover, Result, Scale, World};
 
 /// The fraction of a step that is over when the backward pass begins.
 const FORWARD: f64 = 1.0 / 3.0;
@@ -54,6 +54,11 @@ impl Layers {
     pub(super) fn wait(&mut self, patience: Duration) -> Result<(BucketOutcomes<'_, f32>, &[Range<usize>])> {
         let Layers { sum, ranges, .. } = self;
         Ok((sum.wait(patience)?, ranges))
+    }
+
+    /// Returns which ranks were late, by the first bucket.
+    pub(super) fn lateness(&self) -> Lateness {
+        self.sum.lateness()
     }
 
     pub(super) fn finish(&mut self, patience: Duration) -> Result<()> {

@@ -7,6 +7,7 @@ use crate::{World, files};
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use serde_json::json;
 
+use super::super::report::{ranks_as_json, spells};
 use super::super::table::Table;
 use super::method::Method;
 use super::worker::Trained;
@@ -119,7 +120,7 @@ impl Report {
                     "goal_loss": goal, "to_loss_s": seconds, "apart": result.apart, "groups_moved": result.moved,
                     "windows": result.windows.map(|windows| windows.all),
                     "windows_apart": result.windows.map(|windows| windows.apart),
-                    "models": result.models,
+                    "models": result.models, "lateness": ranks_as_json(&result.lateness),
                 })
             );
         } else {
@@ -151,6 +152,9 @@ impl Report {
             say!("{}", self.table);
             if let Some(goal) = self.goal {
                 say!("to_loss_s: seconds until the loss was {:.4}", Number(goal));
+            }
+            for (label, run) in &self.runs {
+                spells(&run.lateness).iter().for_each(|sentence| say!("{label}: {sentence}"));
             }
         }
         for (label, run) in self.runs.iter().filter(|_| self.tells_models && !self.json) {

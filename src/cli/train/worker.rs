@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::collective::Part;
-use crate::{Checkpoint, Error, Outcome, Preset, Result, Scale, World};
+use crate::{Checkpoint, Error, Lateness, Outcome, Preset, Result, Scale, World};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -41,6 +41,8 @@ pub(super) struct Trained {
     pub(super) moved: u64,
     /// The windows of groups, if groups form by order of arrival.
     pub(super) windows: Option<Windows>,
+    /// Which ranks were late.
+    pub(super) lateness: Lateness,
     /// A digest of the models of all ranks at the end.
     pub(super) models: String,
     pub(super) curve: Vec<Point>,
@@ -254,11 +256,13 @@ pub(super) fn train(
     }
     let elapsed = start.elapsed().as_secs_f64();
     let mut moved = 0;
+    let mut lateness = Lateness::default();
     if let Some(mut channel) = channel {
-        moved = channel.stats().groups;
+        (moved, lateness) = (channel.stats().groups, channel.lateness());
         channel.finish(PATIENCE)?;
     }
     if let Some(mut layers) = layers {
+        lateness = layers.lateness();
         layers.finish(PATIENCE)?;
     }
     let models = digest_of_models(world, &weights)?;
@@ -289,6 +293,7 @@ pub(super) fn train(
         apart,
         moved,
         windows,
+        lateness,
         models,
         curve: snapshots.into_iter().map(point).collect(),
     })
