@@ -39,7 +39,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
     let named = |what: String| format!("{}: {what}", args.file.display());
     let recorded = Recorded::open(&args.file).map_err(named)?;
     let mut account = Account::new(recorded.ranks);
-    recorded.cuts.iter().for_each(|cut| account.add(cut.round(), cut));
+    recorded.cuts.iter().for_each(|cut| account.add(cut.round(), cut, |_| ()));
     let lateness = account.lateness();
     let hosts = lateness.slow_hosts(|rank| recorded.hosts[rank as usize]);
     if let Some(page) = &args.html {

@@ -213,20 +213,22 @@ impl Account {
         self.ranks.get(rank as usize).map_or(0, |seen| seen.last_fresh)
     }
 
-    /// Learns the cut of the next round, which the caller knows by this number.
+    /// Learns the cut of the next round, which the caller knows by this number, and names the ranks that leave in it.
     #[inline]
-    pub(crate) fn add(&mut self, round: u64, cut: &Cut) {
+    pub(crate) fn add(&mut self, round: u64, cut: &Cut, mut leaves: impl FnMut(u32)) {
         self.rounds += 1;
         let mut is_measured = false;
-        for entry in cut.contributions() {
+        for entry in cut.entries() {
             let seen = &mut self.ranks[entry.rank as usize];
-            seen.contributions += 1;
-            if entry.part == Part::Fresh {
-                seen.last_fresh = round;
-            } else {
-                seen.late += 1;
-                seen.ages += entry.age;
+            match entry.part {
+                Part::Fresh => seen.last_fresh = round,
+                Part::Carried => (seen.late, seen.ages) = (seen.late + 1, seen.ages + entry.age),
+                Part::Leaving => {
+                    leaves(entry.rank);
+                    continue;
+                }
             }
+            seen.contributions += 1;
             is_measured |= entry.particulars().durations != Durations::NONE;
         }
         if is_measured {

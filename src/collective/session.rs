@@ -301,9 +301,7 @@ impl Session {
         self.released.set(newest);
         let (mut account, mut active) = (self.account.borrow_mut(), self.active.borrow_mut());
         for round in oldest..=newest {
-            let cut = self.cut(round);
-            account.add(round, cut);
-            cut.leaving().for_each(|rank| active.remove(rank));
+            account.add(round, self.cut(round), |rank| active.remove(rank));
         }
         engine.release(newest);
     }

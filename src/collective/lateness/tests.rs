@@ -7,7 +7,7 @@ use crate::collective::core::played_tests::{KINDS, Lateness as Kind, play};
 fn account_of(kind: Kind, ranks: u32, quorum: u32, seed: u64) -> Lateness {
     let mut account = Account::new(ranks);
     for cut in play(kind, ranks, Some(quorum), 1000, (seed, 0)).cuts {
-        account.add(cut.round, &cut);
+        account.add(cut.round, &cut, |_| ());
     }
     account.lateness()
 }
