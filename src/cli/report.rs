@@ -2,8 +2,7 @@
 
 mod html;
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use serde_json::json;
 use super::table::Table;
 use crate::collective::lateness::Account;
 use crate::collective::recording::Recorded;
-use crate::{Lateness, RankLateness, SlowSpell};
+use crate::{Lateness, RankLateness, SlowSpell, files};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -43,7 +42,8 @@ pub(super) fn main(args: &Args) -> super::Outcome {
     let lateness = account.lateness();
     let hosts = lateness.slow_hosts(|rank| recorded.hosts[rank as usize]);
     if let Some(page) = &args.html {
-        write(page, &html::page(&args.file.display().to_string(), &recorded, &lateness))?;
+        let text = html::page(&args.file.display().to_string(), &recorded, (&lateness, &hosts));
+        files::write(page, text.as_bytes()).map_err(|cause| format!("{}: {cause}", page.display()))?;
     }
     if args.json {
         say!("{}", as_json(&recorded, &lateness, &hosts));
@@ -59,10 +59,6 @@ pub(super) fn main(args: &Args) -> super::Outcome {
     LEGEND.iter().for_each(|line| say!("{line}"));
     conclusions(&lateness, &hosts).iter().for_each(|line| say!("{line}"));
     Ok(ExitCode::SUCCESS)
-}
-
-fn write(file: &Path, text: &str) -> Result<(), String> {
-    fs::write(file, text).map_err(|cause| format!("{}: {cause}", file.display()))
 }
 
 fn row(rank: &RankLateness, host: u32) -> Vec<String> {

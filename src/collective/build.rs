@@ -18,7 +18,6 @@ use std::time::Instant;
 use super::allreduce::Allreduce;
 use super::calls::Calls;
 use super::checkpoint::Checkpoint;
-
 use super::choices::{Choices, compare, encode, encode_error};
 use super::core::Plan;
 use super::driver::{Driver, Reduction, Regions};

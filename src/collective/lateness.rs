@@ -123,13 +123,10 @@ struct Seen {
     slow: u64,
     computed: Time,
     waited: Time,
-    /// How long its newest step took.
-    newest: Option<Time>,
     /// The evidence for a change, and the first round of it.
     evidence: f64,
     begins: u64,
     spells: Vec<Spell>,
-    is_slow: bool,
     /// Since the evidence began: the steps, and the sums of their factors and costs.
     since: Sums,
 }
@@ -157,12 +154,16 @@ impl Sums {
 }
 
 impl Seen {
+    fn is_slow(&self) -> bool {
+        self.spells.last().is_some_and(|spell| spell.until.is_none())
+    }
+
     /// Learns that a step, for a contribution to this round, was slow or not. `share` is the share of slow steps of
     /// the other ranks.
     fn judge(&mut self, round: u64, is_slow: bool, step: Sums, share: f64) {
         let likelier =
             if is_slow { (OF_A_SLOW_RANK / share).ln() } else { ((1.0 - OF_A_SLOW_RANK) / (1.0 - share)).ln() };
-        let towards = if self.is_slow { -likelier } else { likelier };
+        let towards = if self.is_slow() { -likelier } else { likelier };
         if self.evidence <= 0.0 {
             (self.evidence, self.begins, self.since) = (0.0, round, Sums::default());
         }
@@ -171,9 +172,8 @@ impl Seen {
         if self.evidence <= 0.0 {
             self.settle();
         } else if self.evidence > CERTAINTY {
-            self.is_slow = !self.is_slow;
             let (begins, sums) = (self.begins, std::mem::take(&mut self.since));
-            match self.spells.last_mut().filter(|_| !self.is_slow) {
+            match self.spells.last_mut().filter(|spell| spell.until.is_none()) {
                 Some(spell) => spell.until = Some(begins),
                 None => self.spells.push(Spell { since: begins, until: None, sums }),
             }
@@ -184,9 +184,37 @@ impl Seen {
     /// The evidence came to nothing: its steps belong to what was before.
     fn settle(&mut self) {
         let sums = std::mem::take(&mut self.since);
-        if let Some(spell) = self.spells.last_mut().filter(|_| self.is_slow) {
+        if let Some(spell) = self.spells.last_mut().filter(|spell| spell.until.is_none()) {
             spell.sums.add(sums);
         }
+    }
+}
+
+/// The newest measured step of each rank.
+#[derive(Clone, Debug)]
+pub(crate) struct NewestSteps {
+    times: Vec<Option<Time>>,
+    /// A list that is kept for its memory.
+    sorted: Vec<Time>,
+}
+
+impl NewestSteps {
+    pub(crate) fn new(ranks: u32) -> Self {
+        NewestSteps { times: vec![None; ranks as usize], sorted: Vec::new() }
+    }
+
+    /// Learns the steps of a cut, and returns how long that of a fast rank took: one of the fastest quarter, because
+    /// half of the ranks may be slow. `None` if nothing was measured yet.
+    pub(crate) fn learn(&mut self, cut: &Cut) -> Option<Time> {
+        for entry in cut.contributions() {
+            if let Some(time) = entry.particulars().durations.computed() {
+                self.times[entry.rank as usize] = Some(time);
+            }
+        }
+        self.sorted.clear();
+        self.sorted.extend(self.times.iter().flatten());
+        self.sorted.sort_unstable();
+        self.sorted.get(self.sorted.len().saturating_sub(1) / 4).copied()
     }
 }
 
@@ -198,14 +226,13 @@ pub(crate) struct Account {
     /// The slow steps, and all steps, of ranks that are not slow, of late.
     slow_of_late: f64,
     all_of_late: f64,
-    /// A list that is kept for its memory.
-    times: Vec<Time>,
+    newest: NewestSteps,
 }
 
 impl Account {
     pub(crate) fn new(ranks: u32) -> Self {
         let seen = vec![Seen::default(); ranks as usize];
-        Account { rounds: 0, ranks: seen, slow_of_late: 0.0, all_of_late: 0.0, times: Vec::new() }
+        Account { rounds: 0, ranks: seen, slow_of_late: 0.0, all_of_late: 0.0, newest: NewestSteps::new(ranks) }
     }
 
     /// Returns the newest round in which a rank was fresh; 0 if there is none.
@@ -242,18 +269,13 @@ impl Account {
             let (seen, durations) = (&mut self.ranks[entry.rank as usize], entry.particulars().durations);
             seen.waited += durations.waited().unwrap_or(0);
             if let Some(time) = durations.computed() {
-                seen.newest = Some(time);
                 seen.computed += time;
                 seen.measured += 1;
             }
         }
-        self.times.clear();
-        self.times.extend(self.ranks.iter().filter_map(|seen| seen.newest));
-        self.times.sort_unstable();
-        // Half of the ranks may be slow.
-        let Some(&fast) = self.times.get((self.times.len().max(1) - 1) / 4) else { return };
-        let others = self.ranks.iter().filter(|seen| !seen.is_slow).filter_map(|seen| seen.newest);
-        let slowest = others.max().unwrap_or(fast);
+        let Some(fast) = self.newest.learn(cut) else { return };
+        let others = self.ranks.iter().zip(&self.newest.times).filter(|(seen, _)| !seen.is_slow());
+        let slowest = others.filter_map(|(_, &time)| time).max().unwrap_or(fast);
         let share = (self.slow_of_late / self.all_of_late.max(1.0)).clamp(LEAST_SHARE, LARGEST_SHARE);
         self.slow_of_late *= 1.0 - 1.0 / MEMORY;
         self.all_of_late *= 1.0 - 1.0 / MEMORY;
@@ -262,11 +284,11 @@ impl Account {
             let seen = &mut self.ranks[entry.rank as usize];
             let is_slow = u128::from(time) * 100 > u128::from(fast) * u128::from(SLOW);
             seen.slow += u64::from(is_slow);
-            if !seen.is_slow {
+            if !seen.is_slow() {
                 self.all_of_late += 1.0;
                 self.slow_of_late += f64::from(u8::from(is_slow));
             }
-            let cost = time.saturating_sub(if seen.is_slow { slowest } else { fast });
+            let cost = time.saturating_sub(if seen.is_slow() { slowest } else { fast });
             let step = Sums { steps: 1, factors: time as f64 / fast.max(1) as f64, cost };
             seen.judge(cut.round.saturating_sub(entry.age), is_slow, step, share);
         }

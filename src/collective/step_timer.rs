@@ -52,11 +52,7 @@ impl StepTimer {
     /// Notes that the rank hands in its contribution, and returns what it tells the others.
     #[inline]
     pub(crate) fn arrives(&mut self, now: Time) -> Durations {
-        let (began, waited) = (self.began, self.waited.take());
-        if began.is_none() && waited.is_none() {
-            return Durations::NONE;
-        }
-        Durations::new(began.map(|began| now.saturating_sub(began)), waited)
+        Durations::new(self.began.map(|began| now.saturating_sub(began)), self.waited.take())
     }
 
     /// Notes that the rank waits in a call.

@@ -56,6 +56,16 @@ pub(crate) enum Condition {
     Full,
 }
 
+impl Condition {
+    /// Returns the condition with another number of arrivals, if it counts them and there is one.
+    pub(crate) fn with_quorum(self, quorum: Option<u32>) -> Self {
+        match (self, quorum) {
+            (Condition::Count(_), Some(quorum)) => Condition::Count(quorum),
+            (condition, _) => condition,
+        }
+    }
+}
+
 impl Fire {
     /// The round waits for every active rank: the ordinary, synchronous collective. No rank is ever late.
     pub const ALL: Fire = Fire::new(When::All);

@@ -266,10 +266,8 @@ impl Oracle {
     fn judge_firing(&mut self, cut: &Cut, now: Time) -> Verdict {
         let round = cut.round();
         let arrived = cut.entries().filter(|entry| entry.part != Part::Carried);
-        let condition = match (self.fire.condition(self.base + round, &self.active, self.ranks), &self.auto) {
-            (Condition::Count(_), Some(auto)) => Condition::Count(auto.quorum(self.active.len())),
-            (condition, _) => condition,
-        };
+        let quorum = self.auto.as_ref().map(|auto| auto.quorum(self.active.len()));
+        let condition = self.fire.condition(self.base + round, &self.active, self.ranks).with_quorum(quorum);
         let holds = match condition {
             Condition::Count(least) => arrived.clone().count() as u32 >= least,
             Condition::Rank(drawn) => arrived.clone().any(|entry| entry.rank == drawn),

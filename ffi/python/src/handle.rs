@@ -14,7 +14,8 @@ use crate::errors::{forked, misused, raised};
 use crate::interrupt::SLICE;
 use crate::world::{duration, forget_or_drop};
 
-/// What a rank has in a round, and how many rounds late: rank, part, age, weight.
+/// What a rank has in a round, and how many rounds late: rank, part, age, weight, and the seconds that it computed and
+/// waited, where they are known.
 pub(crate) type Entry = (u32, &'static str, u64, u16, Option<f64>, Option<f64>);
 
 /// The first and the last of some rounds.

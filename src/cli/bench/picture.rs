@@ -1,11 +1,11 @@
 //! The picture of a run: latency over size, a line for each rule, and for each of other programs.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::super::plot::{COLOURS, STYLE, Series, escaped, lines, standalone};
+use super::super::plot::{COLOURS, Series, escaped, lines, standalone};
+use crate::files;
 
 /// What is drawn, and where.
 #[derive(Debug)]
@@ -33,7 +33,8 @@ impl Picture {
 
     /// Adds the rows of a file: an object a line, as `--json` prints it. A line is named by `name`, `fire` or `op`.
     fn overlay(&mut self, file: &Path) -> Result<(), String> {
-        let text = fs::read_to_string(file).map_err(|cause| cause.to_string())?;
+        const MOST_BYTES: u64 = 64 << 20;
+        let text = files::text(file, MOST_BYTES).map_err(|cause| cause.to_string())?;
         let stem = file.file_stem().unwrap_or_default().to_string_lossy();
         for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| line.starts_with('{')) {
             let row: Value = serde_json::from_str(line).map_err(|problem| format!("line {number}: {problem}"))?;
@@ -73,12 +74,12 @@ impl Picture {
                 };
                 let rows: String = names.iter().enumerate().map(row).collect();
                 format!(
-                    "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>{title}</title><style>{STYLE}\
+                    "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>{title}</title><style>\
                      body{{font:15px system-ui,sans-serif;margin:2em}}td,th{{padding:.2em .8em;text-align:left}}</style>\n\
                      <h1>{title}</h1>\n{image}<p>p50 in microseconds:</p>\n<table>{rows}</table></html>\n"
                 )
             }
         };
-        fs::write(&self.file, text).map_err(|cause| format!("{}: {cause}", self.file.display()))
+        files::write(&self.file, text.as_bytes()).map_err(|cause| format!("{}: {cause}", self.file.display()))
     }
 }

@@ -1,11 +1,13 @@
 //! The picture of a recorded run: a line a rank, in one page that loads nothing.
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use super::super::plot::escaped;
 use super::{percent, rounds, share};
+use crate::collective::lateness::NewestSteps;
 use crate::collective::recording::Recorded;
-use crate::{Cut, Lateness, Part};
+use crate::{Lateness, Part};
 
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em;color:#222}\
 svg{width:100%;height:auto}svg text{font-size:11px;fill:#444}.line{fill:none;stroke:#2b6cb0;stroke-width:1}\
@@ -35,14 +37,14 @@ fn points(recorded: &Recorded) -> Vec<Vec<Point>> {
     let each = recorded.cuts.len().div_ceil(POINTS).max(1);
     let count = recorded.cuts.len().div_ceil(each);
     let mut lines = vec![vec![Point::default(); count]; recorded.ranks as usize];
-    let mut newest: Vec<Option<f64>> = vec![None; recorded.ranks as usize];
+    let mut newest = NewestSteps::new(recorded.ranks);
     for (index, cut) in recorded.cuts.iter().enumerate() {
-        let fast = learn(cut, &mut newest);
+        let fast = newest.learn(cut).map(|time| Duration::from_nanos(time.max(1)));
         for entry in cut.contributions() {
             let point = &mut lines[entry.rank as usize][index / each];
             point.is_late |= entry.part == Part::Carried;
             if let (Some(computed), Some(fast)) = (entry.computed(), fast) {
-                let factor = computed.as_secs_f64() / fast.max(1e-9);
+                let factor = computed.div_duration_f64(fast);
                 point.factor = Some(point.factor.map_or(factor, |before| before.max(factor)));
             }
         }
@@ -50,19 +52,7 @@ fn points(recorded: &Recorded) -> Vec<Vec<Point>> {
     lines
 }
 
-/// Notes the newest step of each rank, and returns that of a fast one.
-fn learn(cut: &Cut, newest: &mut [Option<f64>]) -> Option<f64> {
-    for entry in cut.contributions() {
-        if let Some(computed) = entry.computed() {
-            newest[entry.rank as usize] = Some(computed.as_secs_f64());
-        }
-    }
-    let mut sorted: Vec<f64> = newest.iter().copied().flatten().collect();
-    sorted.sort_unstable_by(f64::total_cmp);
-    sorted.get(sorted.len().saturating_sub(1) / 4).copied()
-}
-
-pub(super) fn page(title: &str, recorded: &Recorded, lateness: &Lateness) -> String {
+pub(super) fn page(title: &str, recorded: &Recorded, (lateness, hosts): (&Lateness, &[u32])) -> String {
     let title = escaped(title);
     let (ranks, rounds_of_all) = (recorded.ranks, lateness.rounds);
     let mut html = format!(
@@ -70,10 +60,9 @@ pub(super) fn page(title: &str, recorded: &Recorded, lateness: &Lateness) -> Str
          <p>{ranks} ranks, {rounds_of_all} rounds, fire {}. A line a rank: how long it computed, as a multiple of a fast rank's \
          time; the lower edge is 1, the upper one {MOST}. Dots: contributions that came late. Shaded: rounds in which the rank was slow \
          for long.</p>\n<ul>\n",
-        recorded.fire
+        escaped(&recorded.fire)
     );
-    let hosts = lateness.slow_hosts(|rank| recorded.hosts[rank as usize]);
-    for line in super::conclusions(lateness, &hosts) {
+    for line in super::conclusions(lateness, hosts) {
         let _ = writeln!(html, "<li>{line}</li>");
     }
     let lines = points(recorded);

@@ -4,21 +4,20 @@ use std::fmt::Write;
 
 use crate::units::Number;
 
-use super::super::plot::{COLOURS, Series, bars, lines};
+use super::super::plot::{COLOURS, STYLE as CHARTS, Series, bars, lines};
 use super::worker::{Point, Trained};
 
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:62em;margin:2em auto;padding:0 1em;color:#222}\
 table{border-collapse:collapse;margin:1em 0}td,th{padding:.2em .8em;text-align:right;border-bottom:1px solid #ddd}\
 td:first-child,th:first-child{text-align:left}.charts{display:flex;flex-wrap:wrap;gap:1.2em}figure{margin:0;width:30em}\
-figcaption{font-weight:600;margin-bottom:.3em}svg{width:100%;height:auto}svg text{font-size:11px;fill:#444}\
-polyline{fill:none;stroke-width:1.8}.grid{stroke:#e4e4e4}.axis{stroke:#888}.key{display:inline-block;width:1em;\
+figcaption{font-weight:600;margin-bottom:.3em}svg{width:100%;height:auto}.key{display:inline-block;width:1em;\
 height:.7em;margin-right:.4em}@media(prefers-color-scheme:dark){body{background:#181818;color:#ddd}\
 svg text{fill:#bbb}.grid{stroke:#333}td,th{border-color:#444}}";
 
 /// Returns a page with a table and curves for each rule.
 pub(super) fn page(title: &str, runs: &[(String, Trained)]) -> String {
     let mut html = format!(
-        "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>{title}</title><style>{STYLE}</style>\n<h1>{title}</h1>\n\
+        "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>{title}</title><style>{CHARTS}{STYLE}</style>\n<h1>{title}</h1>\n\
          <table><tr><th>rule<th>rounds<th>samples/s<th>speed-up<th>first loss<th>last loss<th>accuracy<th>fresh a round<th>mean age<th>greatest age<th>apart</tr>\n"
     );
     let yardstick = runs.first().map_or(1.0, |(_, run)| run.samples_per_s);

@@ -203,20 +203,18 @@ impl AutoQuorum {
     /// Adds the newest round to the evidence, and chooses the quorum.
     fn weigh(&mut self, active: &RankSet) {
         let AutoQuorum { percent, evidence, steps, fresh, waits, times, usual, .. } = self;
-        times.clear();
-        times.extend(active.iter().filter_map(|rank| steps[rank as usize].usual()));
-        let Some(middle) = median(times) else { return };
-        let most = middle.saturating_mul(LONGEST);
-        times.clear();
         usual.clear();
-        for rank in active.iter() {
-            let steps = &steps[rank as usize];
-            times.push(steps.newest().unwrap_or(middle).min(most));
-            usual.push(steps.usual().unwrap_or(middle).min(most));
-        }
-        times.sort_unstable();
+        usual.extend(active.iter().filter_map(|rank| steps[rank as usize].usual()));
+        let Some(middle) = median(usual) else { return };
+        let most = middle.saturating_mul(LONGEST);
+        // A rank of which nothing is known counts as one in the middle.
+        usual.resize(active.len() as usize, middle);
+        usual.iter_mut().for_each(|time| *time = (*time).min(most));
         usual.sort_unstable();
-        let mean = times.iter().sum::<Time>() / (times.len() as u64).max(1);
+        times.clear();
+        times.extend(active.iter().map(|rank| steps[rank as usize].newest().unwrap_or(middle).min(most)));
+        times.sort_unstable();
+        let mean = times.iter().sum::<Time>() / times.len() as u64;
         let (mut waited, mut computed, mut usually) = (0, 0, 0);
         self.quorum = 1;
         for (index, evidence) in evidence.iter_mut().enumerate().take(times.len()) {

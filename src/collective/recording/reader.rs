@@ -31,26 +31,19 @@ impl Recording {
     }
 
     pub(super) fn read(mut from: impl BufRead, now: &Header, depth: u64) -> Result<Self, String> {
+        let head = read_head(&mut from)?;
+        match head.difference(now) {
+            Some(difference) => Err(difference),
+            None => Self::read_lines(from, &head, depth),
+        }
+    }
+
+    /// Reads what follows the first line.
+    fn read_lines(mut from: impl BufRead, head: &Header, depth: u64) -> Result<Self, String> {
         let mut text = Vec::new();
-        let mut next = |text: &mut Vec<u8>| -> Result<bool, String> {
-            text.clear();
-            let bytes =
-                from.read_until(b'\n', text).map_err(|cause| format!("the recording cannot be read: {cause}"))?;
-            Ok(bytes > 0)
-        };
-        next(&mut text)?;
-        let header: Header = serde_json::from_slice(&text)
-            .map_err(|problem| format!("this is not a recording of version {VERSION}: {problem}"))?;
-        if header.earlybird_recording != VERSION {
-            let version = header.earlybird_recording;
-            return Err(format!("this is a recording of version {version}, and only {VERSION} is known; record again"));
-        }
-        if let Some(difference) = header.difference(now) {
-            return Err(difference);
-        }
-        let mut reader = Reader::new(&header, depth);
+        let mut reader = Reader::new(head, depth);
         let mut number = 1;
-        while next(&mut text)? {
+        while next_line(&mut from, &mut text)? {
             number += 1;
             let bad = |problem: String| format!("line {number}: {problem}");
             if reader.left {
@@ -65,6 +58,29 @@ impl Recording {
         }
         reader.end()
     }
+}
+
+/// Reads the next line; returns whether there is one.
+fn next_line(from: &mut impl BufRead, text: &mut Vec<u8>) -> Result<bool, String> {
+    text.clear();
+    let bytes = from.read_until(b'\n', text).map_err(|cause| format!("the recording cannot be read: {cause}"))?;
+    Ok(bytes > 0)
+}
+
+/// The most bytes of the first line: it has some hundred, and some for the host of each rank.
+const MOST_HEAD: u64 = 1 << 24;
+
+/// Reads the first line.
+fn read_head(from: &mut impl BufRead) -> Result<Header, String> {
+    let mut text = Vec::new();
+    next_line(&mut from.take(MOST_HEAD), &mut text)?;
+    let head: Header = serde_json::from_slice(&text)
+        .map_err(|problem| format!("this is not a recording of version {VERSION}: {problem}"))?;
+    if head.earlybird_recording != VERSION {
+        let version = head.earlybird_recording;
+        return Err(format!("this is a recording of version {version}, and only {VERSION} is known; record again"));
+    }
+    Ok(head)
 }
 
 /// The state after some lines.
@@ -197,14 +213,9 @@ impl Recorded {
     /// What is wrong with the file.
     pub(crate) fn open(file: &Path) -> Result<Self, String> {
         const MOST_RANKS: u32 = 1 << 20;
-        let open = || files::read(file).map_err(|cause| format!("the recording cannot be read: {cause}"));
-        let mut first = String::new();
-        // A head has some hundred bytes, and some for the host of each rank.
-        let most = 1 << 24;
-        let read = BufReader::new(open()?.take(most)).read_line(&mut first);
-        read.map_err(|cause| format!("this is not a recording: {cause}"))?;
-        let head: Header =
-            serde_json::from_str(&first).map_err(|problem| format!("this is not a recording: {problem}"))?;
+        let opened = files::read(file).map_err(|cause| format!("the recording cannot be read: {cause}"))?;
+        let mut from = BufReader::new(opened);
+        let head = read_head(&mut from)?;
         let Header { ranks, rank, collective, .. } = head;
         if ranks == 0
             || ranks > MOST_RANKS
@@ -215,7 +226,7 @@ impl Recorded {
         }
         let fire = head.choices.get("fire").cloned().unwrap_or_default();
         let hosts = if head.hosts.is_empty() { vec![0; ranks as usize] } else { head.hosts.clone() };
-        let Recording { cuts, .. } = Recording::read(BufReader::new(open()?), &head, u64::MAX)?;
+        let Recording { cuts, .. } = Recording::read_lines(from, &head, u64::MAX)?;
         Ok(Recorded { ranks, rank, collective, fire, hosts, cuts })
     }
 }

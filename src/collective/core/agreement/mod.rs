@@ -300,7 +300,7 @@ impl Agreement {
         }
     }
 
-    /// Begins an arrival: part, buffer, weight. No arrival may be outstanding.
+    /// Begins an arrival: part, buffer, and what the contribution says about itself. No arrival may be outstanding.
     pub(super) fn start(&mut self, contribution: (Part, u32, Particulars), cx: &mut Context) {
         of_any_form!(self, it => it.arrival.start(contribution, cx));
     }
@@ -433,10 +433,7 @@ fn has_shown(rank: u32, round: u64, plan: &Plan, cells: &impl Cells) -> bool {
 /// Returns the condition of the next round.
 fn condition(Context { plan, ledger, .. }: &Context) -> Condition {
     let round = ledger.open();
-    let condition = match (plan.condition(round, ledger.active()), ledger.quorum()) {
-        (Condition::Count(_), Some(quorum)) => Condition::Count(quorum),
-        (condition, _) => condition,
-    };
+    let condition = plan.condition(round, ledger.active()).with_quorum(ledger.quorum());
     match (condition, plan.fire.when()) {
         (Condition::Count(least), _) if plan.fault(Fault::MiscountQuorum) => {
             Condition::Count(least.saturating_sub(1).max(1))
