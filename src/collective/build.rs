@@ -20,7 +20,7 @@ use super::calls::Calls;
 use super::checkpoint::Checkpoint;
 use super::choices::{Choices, compare, encode, encode_error};
 use super::core::Plan;
-use super::driver::{Driver, Reduction, Regions};
+use super::driver::{Driver, Reduction};
 use super::engine::Engine;
 use super::following::Following;
 use super::options::Options;
@@ -28,11 +28,11 @@ use super::preset::Preset;
 use super::protocol::Protocol;
 use super::raw::Raw;
 use super::recording::Tape;
-use super::regions::{check_answers, decode_run, encode_keys, import_regions, make_regions};
+use super::regions::{Made, check_answers, decode_run, encode_keys, import_regions, make_regions};
 use crate::error::{Error, Result};
 use crate::executor::caller::Waiter;
 use crate::executor::runner::Runner;
-use crate::fabric::{HostMemory, Key, RawAccess, Region};
+use crate::fabric::{HostMemory, RawAccess};
 use crate::group::Group;
 use crate::offload;
 use crate::random;
@@ -248,15 +248,9 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         let model = self.model();
         let shared = model.filter(|model| !model.own);
         let made = make_regions(&mut *endpoint, &plan, shared.map(|model| model.bytes));
-        let everybody = self.trade_keys(made, until)?;
-        let regions = match plan.agreement {
-            // Only the rank's own cells, and no regions of other ranks.
-            AgreementBy::Cards => Regions { control: vec![Region(0); plan.ranks as usize].into(), data: [].into() },
-            _ => {
-                let named = import_regions(world.rank(), operation, &mut *endpoint, &plan.topology, &everybody);
-                self.or_abort(named)?
-            }
-        };
+        let (made, everybody) = self.trade_keys(made, until)?;
+        let named = import_regions(world.rank(), operation, &mut *endpoint, (&plan.topology, &made), &everybody);
+        let regions = self.or_abort(named)?;
         let Options { dtype, reduce, scale, absent, .. } = self.chosen;
         let reduction = Reduction { dtype, reduce, scale, absent };
         tracing::debug!(rank = world.rank(), fire = %self.chosen.fire, bytes = plan.bytes, path = plan.path_name(), "collective made");
@@ -320,15 +314,15 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         self.or_abort(Raw::new(self.world, engine, memory, (executor, waiter), tape))
     }
 
-    /// Tells all ranks the keys that this rank has made, or its error, and returns what all ranks told.
-    fn trade_keys(&self, made: Result<Vec<Key>>, until: Instant) -> Result<Vec<Vec<u8>>> {
+    /// Tells all ranks the keys of what this rank has made, or its error. Returns what it has made, and what all ranks told.
+    fn trade_keys(&self, made: Result<Made>, until: Instant) -> Result<(Made, Vec<Vec<u8>>)> {
         let made = made.map_err(|error| error.in_call(OPERATION));
-        let made = made.and_then(|keys| Ok(encode_keys(random::draw(self.world.rank())?, &keys)));
-        let keys = made.clone().unwrap_or_else(|error| error.to_string().into_bytes());
-        let everybody = self.world.fabric().exchange(OPERATION, &keys, until)?;
-        made?;
+        let made = made.and_then(|made| Ok((encode_keys(random::draw(self.world.rank())?, &made), made)));
+        let told = made.as_ref().map_or_else(|error| error.to_string().into_bytes(), |(told, _)| told.clone());
+        let everybody = self.world.fabric().exchange(OPERATION, &told, until)?;
+        let (_, made) = made?;
         check_answers(self.world.rank(), OPERATION, &everybody)?;
-        Ok(everybody)
+        Ok((made, everybody))
     }
 
     pub(super) fn world(&self) -> &'w World {

@@ -9,15 +9,35 @@ use crate::fabric::{Access, Endpoint, HostMemory, Key, Region};
 use crate::rule::AgreementBy;
 use crate::topology::Topology;
 
-/// Makes the memory of a host, if this rank is its leader, and returns the keys of its control and data regions; other
-/// ranks return no keys. If all ranks begin with the same model, the host's registers then contain it.
-pub(super) fn make_regions(endpoint: &mut dyn Endpoint, plan: &Plan, initial: Option<&[u8]>) -> Result<Vec<Key>> {
+/// The regions that this rank has made, and what others import of them.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Made {
+    /// The memory of its host, which it leads.
+    Host { control: Region, data: Region, keys: [Key; 2] },
+    /// Cells for itself, where a runner moves the data: others do not reach them.
+    Cells(Region),
+    /// None: another rank leads its host.
+    Nothing,
+}
+
+impl Made {
+    /// Returns what the others import.
+    fn keys(&self) -> &[Key] {
+        match self {
+            Made::Host { keys, .. } => keys,
+            Made::Cells(_) | Made::Nothing => &[],
+        }
+    }
+}
+
+/// Makes the memory of a host, if this rank is its leader. If all ranks begin with the same model, the host's registers
+/// then contain it.
+pub(super) fn make_regions(endpoint: &mut dyn Endpoint, plan: &Plan, initial: Option<&[u8]>) -> Result<Made> {
     if plan.topology.leader(plan.host()) != plan.me {
-        return Ok(Vec::new());
+        return Ok(Made::Nothing);
     }
     if plan.agreement == AgreementBy::Cards {
-        endpoint.register(plan.control_cells() * size_of::<u64>(), Access::Local)?;
-        return Ok(Vec::new());
+        return endpoint.register(plan.control_cells() * size_of::<u64>(), Access::Local).map(Made::Cells);
     }
     let ranks = plan.topology.ranks_of(plan.host());
     let models = ranks.iter().flat_map(|&rank| plan.first_models(rank));
@@ -32,13 +52,13 @@ pub(super) fn make_memory(
     control: Access,
     (cells, bytes): (usize, usize),
     initial: Option<(&[u8], impl Iterator<Item = usize>)>,
-) -> Result<Vec<Key>> {
+) -> Result<Made> {
     let control = endpoint.register(cells * size_of::<u64>(), control)?;
     let data = endpoint.register(bytes, Regions::DATA)?;
     if let Some(((model, places), window)) = initial.zip(endpoint.window(data)) {
         write_model(&mut HostMemory::new(window), model, places);
     }
-    Ok(vec![endpoint.key(control), endpoint.key(data)])
+    Ok(Made::Host { control, data, keys: [control, data].map(|region| endpoint.key(region)) })
 }
 
 /// Copies a model to offsets in the data of this host, which no rank reads yet.
@@ -47,8 +67,8 @@ pub(super) fn write_model(memory: &mut HostMemory, model: &[u8], places: impl It
 }
 
 /// Encodes a rank's message to all others: that it has made its memory, a random number, and its keys if it has some.
-pub(super) fn encode_keys(number: [u8; 8], keys: &[Key]) -> Vec<u8> {
-    let keys = keys.iter().flat_map(|key| key.encode());
+pub(super) fn encode_keys(number: [u8; 8], made: &Made) -> Vec<u8> {
+    let keys = made.keys().iter().flat_map(|key| key.encode());
     b"ok".iter().copied().chain(number).chain(keys).collect()
 }
 
@@ -66,26 +86,33 @@ pub(crate) fn decode_keys(answer: &[u8]) -> Option<[Key; 2]> {
     Some([Key::decode(control)?, Key::decode(data)?])
 }
 
-/// Imports the regions of all hosts from the answers of all ranks, which were checked.
+/// Returns the regions of all hosts: those that this rank has made, and others from the answers of all ranks, which were
+/// checked.
 pub(super) fn import_regions(
     rank: u32,
     operation: &'static str,
     endpoint: &mut dyn Endpoint,
-    topology: &Topology,
+    (topology, made): (&Topology, &Made),
     everybody: &[Vec<u8>],
 ) -> Result<Regions> {
+    if let Made::Cells(own) = made {
+        return Ok(Regions { control: vec![*own; topology.hosts() as usize].into(), data: [].into() });
+    }
     let (mut controls, mut datas) = (Vec::new(), Vec::new());
     for host in 0..topology.hosts() {
         let leader = topology.leader(host);
+        if let Made::Host { control, data, .. } = *made
+            && leader == rank
+        {
+            controls.push(control);
+            datas.push(data);
+            continue;
+        }
         let keys = decode_keys(&everybody[leader as usize]);
         let none = || Error::transport(rank, leader, operation, format!("rank {leader} sent no keys"));
         let [control, data] = keys.ok_or_else(none)?;
-        let mut name = |own: u32, key: Key| -> Result<Region> {
-            if leader == rank { Ok(Region(own)) } else { endpoint.import(leader, key) }
-        };
-        // The leader's own regions are the first two it made.
-        controls.push(name(0, control)?);
-        datas.push(name(1, data)?);
+        controls.push(endpoint.import(leader, control)?);
+        datas.push(endpoint.import(leader, data)?);
     }
     Ok(Regions { control: controls.into(), data: datas.into() })
 }

@@ -4,7 +4,7 @@ use super::combinations::Kind;
 use super::{AllreduceBuilder, OPERATION};
 use crate::collective::allreduce::Allreduce;
 use crate::collective::calls::Calls;
-use crate::collective::regions::{decode_run, import_regions, make_memory};
+use crate::collective::regions::{Made, decode_run, import_regions, make_memory};
 use crate::collective::tickets::{
     Areas, Mean, Memory, TicketDriver, TicketEngine, TicketMachine, TicketPlan, TicketTerms,
 };
@@ -35,10 +35,10 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         let sizes = (cells, areas.of_host().unwrap_or_default());
         let made = match topology.leader(host) == world.rank() {
             true => make_memory(&mut *endpoint, Access::ReadWrite, sizes, initial),
-            false => Ok(Vec::new()),
+            false => Ok(Made::Nothing),
         };
-        let everybody = self.trade_keys(made, until)?;
-        let named = import_regions(world.rank(), operation, &mut *endpoint, &topology, &everybody);
+        let (made, everybody) = self.trade_keys(made, until)?;
+        let named = import_regions(world.rank(), operation, &mut *endpoint, (&topology, &made), &everybody);
         let regions = self.or_abort(named)?;
         tracing::debug!(rank = world.rank(), size, bytes = areas.bytes(), "collective by order of arrival made");
         let own_register = areas.register(world.rank());

@@ -117,7 +117,7 @@ impl<W: Wire> NetFabric<W> {
                 self.check_peers(operation)?;
                 interrupt::check(self.rank, operation)?;
                 let engine = shared.lock();
-                if let Some(peer) = engine.not_gathered(turn).into_iter().find(|&peer| engine.has_left(peer)) {
+                if let Some(peer) = engine.not_gathered(turn).into_iter().find(|&peer| engine.life.has_left(peer)) {
                     return Err(Error::left(self.rank, operation, peer));
                 }
                 drop(engine);
@@ -335,7 +335,7 @@ impl<T: OverWire> Fabric for T {
     }
 
     fn has_left(&self, peer: u32) -> bool {
-        self.world().shared.lock().has_left(peer)
+        self.world().shared.lock().life.has_left(peer)
     }
 
     fn abort(&self, reason: &str) {
@@ -350,7 +350,7 @@ impl<T: OverWire> Fabric for T {
         shared.wait_until(0, bell, now + *linger, NetEngine::has_settled);
         shared.visit().announce_leave();
         // A slower rank may still request data in this rank's memory.
-        shared.wait_until(0, bell, now + *linger, NetEngine::have_all_left);
+        shared.wait_until(0, bell, now + *linger, |engine| engine.life.have_all_left());
         // Acknowledge the last messages, because no later message of this rank will.
         shared.visit().ack_all();
         shared.wait_until(0, bell, Instant::now() + LEAVE_TIME, NetEngine::is_acked_by_all);
@@ -367,7 +367,7 @@ impl<T: OverWire> Fabric for T {
         } else {
             // Ranks of one process share the mappings of libfabric's `shm`: a last message to a closed endpoint would
             // go to unmapped memory.
-            shared.wait_until(0, bell, Instant::now() + LEAVE_TIME, NetEngine::have_all_ended);
+            shared.wait_until(0, bell, Instant::now() + LEAVE_TIME, |engine| engine.life.have_all_ended());
         }
         world.stop();
     }

@@ -67,6 +67,7 @@ mod endpoint;
 mod engine;
 mod fabric;
 mod header_slots;
+mod life;
 mod limits;
 mod link;
 mod message;

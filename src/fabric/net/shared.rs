@@ -291,7 +291,7 @@ impl<W: Wire> NetShared<W> {
                 engine.link.wire.may_sleep()
             });
             let at_most = beat.saturating_duration_since(Instant::now());
-            let at_most = if engine.has_suspects() { at_most.min(STEP) } else { at_most };
+            let at_most = if engine.life.has_suspects() { at_most.min(STEP) } else { at_most };
             drop(engine);
             if let Some(network) = may_sleep {
                 self.sleep(self.bell.as_fd(), Some(&network), at_most);
@@ -312,12 +312,12 @@ impl<W: Wire> NetShared<W> {
             let peer = (self.rank + step) % ranks;
             // Each rank watches a few peers, so that some rank still watches when several die. It watches a peer that
             // has left as long as it needs something from that peer.
-            let is_mine = if engine.has_left(peer) { engine.needs(peer) } else { step.is_power_of_two() };
+            let is_mine = if engine.life.has_left(peer) { engine.needs(peer) } else { step.is_power_of_two() };
             if self.watch.watches(peer) || !is_mine {
                 continue;
             }
             let count = &mut silent[peer as usize];
-            *count = if engine.was_heard(peer) { 0 } else { *count + 1 };
+            *count = if engine.life.was_heard(peer) { 0 } else { *count + 1 };
             if *count >= self.silence {
                 engine.suspect(peer, Evidence::Silent(BEAT * self.silence));
             } else if *count > 0 {

@@ -206,11 +206,11 @@ fn a_channel_is_closed_behind_the_parts_that_wait<W: Wire>(make: Make<W>) {
     drop(world.ends.pop());
     std::thread::scope(|scope| {
         scope.spawn(|| world.ranks[1].leave());
-        while !engine.has_left(1) {
+        while !engine.life.has_left(1) {
             engine.link.poll().unwrap();
             while let Some(event) = engine.link.next() {
                 engine.process(event);
-                let told = engine.channel(CHANNEL).closed > 0 || engine.has_left(1);
+                let told = engine.channel(CHANNEL).closed > 0 || engine.life.has_left(1);
                 assert!(!told || landed() == LEN, "closed or left with {} of {LEN} bytes", landed());
             }
             engine.ack_all();
@@ -290,7 +290,7 @@ fn a_read_from_a_rank_that_left_ends<W: Wire>(make: Make<W>) {
     let (_, far) = share(&mut world, size_of::<u64>(), Access::Read);
     let near = world.ends[1].register(size_of::<u64>(), Access::Local).unwrap();
     let until = Instant::now() + patience();
-    let has_left = || world.ranks[1].shared().lock().has_left(0);
+    let has_left = || world.ranks[1].shared().lock().life.has_left(0);
     world.ranks[0].shared().visit().announce_leave();
     while !has_left() {
         for rank in &world.ranks {
@@ -359,9 +359,9 @@ fn only_what_a_peer_answers_is_a_sign_of_life<W: Wire>(make: Make<W>) {
         };
         assert_eq!(posted.unwrap(), Posted::Pending);
         let moved = next_event(&mut engine, &mut target, until, |event| matches!(event, Event::Moved(..)));
-        engine.was_heard(0);
+        engine.life.was_heard(0);
         engine.process(moved);
-        assert_eq!(engine.was_heard(0), answers);
+        assert_eq!(engine.life.was_heard(0), answers);
     }
     drop((engine, target));
     world.end();
@@ -387,11 +387,11 @@ fn a_writer_is_reassured_while_its_write_lands<W: Wire>(make: Make<W>) {
     while quiet < POLLS {
         target.progress();
         writer.progress();
-        quiet = if writer.was_heard(0) { 0 } else { quiet + 1 };
+        quiet = if writer.life.was_heard(0) { 0 } else { quiet + 1 };
         assert!(Instant::now() < until, "it hears of a rank that has nothing to say");
     }
     target.reassure_senders(|_| true);
-    while !writer.was_heard(0) {
+    while !writer.life.was_heard(0) {
         target.progress();
         writer.progress();
         assert!(Instant::now() < until, "it hears nothing");
@@ -421,7 +421,7 @@ fn a_rank_of_a_failed_world_never_seems_to_leave_in_good_order<W: Wire>(make: Ma
     }
     for event in messages.into_iter().rev() {
         engine.process(event);
-        assert!(engine.health("test").is_err() || !engine.has_left(1), "it seems to have left in good order");
+        assert!(engine.health("test").is_err() || !engine.life.has_left(1), "it seems to have left in good order");
     }
     let failed = engine.health("test").unwrap_err();
     assert!(matches!(&failed, Error::Aborted { by: 1, reason, .. } if reason == "a test"), "{failed}");

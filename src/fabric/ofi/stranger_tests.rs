@@ -303,7 +303,7 @@ fn messages_without_the_secret_change_nothing_and_are_counted() {
     for rank in &world.ranks {
         rank.health("a test").unwrap();
     }
-    assert!(!world.ranks[0].shared().lock().has_left(1));
+    assert!(!world.ranks[0].shared().lock().life.has_left(1));
     world.works();
     world.end();
 }

@@ -79,7 +79,7 @@ impl<W: Wire> NetEngine<W> {
 
     /// Gives the signal of a put whose parts have all landed.
     pub(super) fn change_behind(&mut self, (channel, token, peer): (u16, u64, u32), at: At, change: Change) {
-        if self.peers[peer as usize].ended {
+        if self.life.has_ended(peer) {
             // The peer can no longer see it.
             return self.channel(channel).complete(token, 0);
         }

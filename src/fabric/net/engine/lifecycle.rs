@@ -3,9 +3,10 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use super::super::life::Confirmed;
 use super::{
     Act, Channel, Content, Data, Evidence, Failure, MOST_DATA, NetEngine, OnComplete, Outgoing, Peer, RegionEntry,
-    Registered, Suspects, Transfer, TransferPart, Trouble, Way, Wire,
+    Registered, Transfer, TransferPart, Trouble, Way, Wire,
 };
 use crate::error::Ranks;
 
@@ -86,22 +87,18 @@ impl<W: Wire> NetEngine<W> {
     /// Suspects that a peer has ended. What it sent before, and what others say about it, may still be unread.
     pub(in crate::internals::fabric::net) fn suspect(&mut self, peer: u32, evidence: Evidence) {
         if !self.is_done_with(peer) {
-            self.suspects.add(peer, evidence, Instant::now());
+            self.life.suspect(peer, evidence, Instant::now());
         }
-    }
-
-    pub(in crate::internals::fabric::net) fn has_suspects(&self) -> bool {
-        !self.suspects.is_empty()
     }
 
     /// Returns whether the end of a peer's process is known already.
     pub(in crate::internals::fabric::net) fn knows_end_of(&self, peer: u32) -> bool {
-        self.suspects.has_ended(peer) || self.is_done_with(peer)
+        self.life.has_process_ended(peer) || self.is_done_with(peer)
     }
 
     /// Returns whether a peer has ended and no transfer waits for the provider's report on it.
     pub(in crate::internals::fabric::net) fn is_done_with(&self, peer: u32) -> bool {
-        self.peers[peer as usize].ended && !self.has_transfers(peer)
+        self.life.has_ended(peer) && !self.has_transfers(peer)
     }
 
     /// Returns whether this rank waits for a peer that has left.
@@ -112,54 +109,50 @@ impl<W: Wire> NetEngine<W> {
 
     /// Returns whether a transfer to or from a peer can still complete or fail.
     fn has_transfers(&self, peer: u32) -> bool {
-        let undecided = |transfer: &Transfer| transfer.parts > 0 && !transfer.failed;
-        self.transfers.iter().any(|transfer| transfer.peer == peer && undecided(transfer))
+        has_undecided(&self.transfers, peer)
     }
 
     /// Returns what may explain why peers are silent, as text that continues a sentence.
     pub(in crate::internals::fabric::net) fn device_fault(&self) -> String {
-        self.link.wire.device_fault().map_or(String::new(), |device_fault| format!("; {device_fault}"))
+        device_fault(&self.link.wire)
     }
 
     /// Confirms suspicions after a poll of the network. A confirmed peer that had left has ended in good order. Any
     /// other is dead, unless a rank on its host sees it running; the world fails.
     pub(super) fn confirm_suspects(&mut self) {
-        let mut suspects = std::mem::replace(&mut self.suspects, Suspects::new(Instant::now()));
-        suspects.clear(|peer, evidence| {
-            let heard = self.peers[peer as usize].heard && matches!(evidence, Evidence::Silent(_));
-            heard || self.is_done_with(peer)
-        });
-        let confirmed = suspects.confirm(Instant::now(), self.idle > 0);
-        self.suspects = suspects;
-        let Some((peer, evidence, asked_in_vain)) = confirmed else { return };
-        if !self.peers[peer as usize].left {
-            // The cause may be on this side.
-            self.poll_device();
-            let may_run = evidence != Evidence::Ended && !asked_in_vain;
-            if may_run && self.ask_witnesses(peer) {
-                return self.suspects.asked(peer, evidence);
+        let NetEngine { life, transfers, .. } = self;
+        match life.confirm(Instant::now(), self.idle > 0, |peer| !has_undecided(transfers, peer)) {
+            None => {}
+            Some(Confirmed::Lost { peer, evidence, may_run }) => {
+                // The cause may be on this side.
+                self.poll_device();
+                if may_run && self.ask_witnesses(peer) {
+                    return self.life.asked(peer, evidence);
+                }
+                let device_fault = if evidence == Evidence::Ended { String::new() } else { self.device_fault() };
+                let how = format!("{evidence}{device_fault}{}", self.strangers);
+                self.fail(Failure::Died { peer, how });
             }
-            let device_fault = if evidence == Evidence::Ended { String::new() } else { self.device_fault() };
-            let how = format!("{evidence}{device_fault}{}", self.strangers);
-            return self.fail(Failure::Died { peer, how });
+            Some(Confirmed::Ended(peer)) => {
+                // The peer cannot answer, whatever the provider reports about operations in flight, and whenever it does.
+                let of_peer = |transfer: &&mut Transfer| transfer.peer == peer && transfer.parts > 0;
+                self.transfers.iter_mut().filter(of_peer).for_each(|transfer| transfer.failed = true);
+                self.life.ends(peer, false);
+                self.forget(peer);
+            }
         }
-        // The peer cannot answer, whatever the provider reports about operations in flight, and whenever it does.
-        let in_flight = self.transfers.iter_mut().filter(|transfer| transfer.peer == peer && transfer.parts > 0);
-        in_flight.for_each(|transfer| transfer.failed = true);
-        self.forget(peer);
     }
 
     /// Fails the world and tells the other ranks.
     pub(in crate::internals::fabric::net) fn fail(&mut self, failure: Failure) {
-        if self.failure.is_none() {
-            self.record_failure(failure);
+        if self.record_failure(failure) {
             self.announce_failure(false);
         }
     }
 
     /// Tells the other ranks why the world has failed, if it has. `last` if this rank ends.
     fn announce_failure(&mut self, last: bool) {
-        let Some(failure) = self.failure.clone() else { return };
+        let Some(failure) = self.life.failure().cloned() else { return };
         let is_own_network = matches!(failure, Failure::Transport { .. });
         let (content, text) = match failure {
             Failure::Aborted { by, reason } | Failure::Transport { by, peer: None, cause: reason } => {
@@ -189,14 +182,16 @@ impl<W: Wire> NetEngine<W> {
         }
     }
 
-    pub(super) fn record_failure(&mut self, failure: Failure) {
-        if self.failure.is_none() {
-            tracing::debug!(rank = self.rank, ?failure, "failed");
-            self.failure = Some(failure);
+    /// Fails the world without telling the other ranks. Returns false if it had failed before.
+    pub(super) fn record_failure(&mut self, failure: Failure) -> bool {
+        tracing::debug!(rank = self.rank, ?failure, "failed");
+        let is_first = self.life.fail(failure);
+        if is_first {
             self.link.wire.forgo_rails();
             self.failed.store(true, Ordering::Release);
             self.channels.iter_mut().for_each(Channel::wake);
         }
+        is_first
     }
 
     /// Closes a channel on this rank. The other ranks are told when no operation of this rank is in flight there.
@@ -235,7 +230,7 @@ impl<W: Wire> NetEngine<W> {
     /// immediate data completes before it has landed. Operations to a peer that has ended do not count.
     fn is_in_flight(&self, channel: u16) -> bool {
         let moves = |transfer: &Transfer| {
-            transfer.channel == channel && transfer.parts > 0 && !self.peers[transfer.peer as usize].ended
+            transfer.channel == channel && transfer.parts > 0 && !self.life.has_ended(transfer.peer)
         };
         let is_unheard = |Peer { sent, outbox, .. }: &Peer| {
             let is_backlogged = outbox.iter().any(|outgoing| outgoing.channel == channel);
@@ -247,7 +242,7 @@ impl<W: Wire> NetEngine<W> {
     /// Returns whether no operation that this rank began in any channel may still arrive at a peer, or the world has
     /// failed.
     pub(in crate::internals::fabric::net) fn has_settled(&self) -> bool {
-        self.failure.is_some() || (0..self.channels.len()).all(|channel| !self.is_in_flight(channel as u16))
+        self.life.has_failed() || (0..self.channels.len()).all(|channel| !self.is_in_flight(channel as u16))
     }
 
     /// Counts a rank that has closed the channel. The channel's memory stays in use until all have closed it.
@@ -260,7 +255,7 @@ impl<W: Wire> NetEngine<W> {
     pub(super) fn free_if_closed(&mut self, channel: u16) {
         let closed = self.channel(channel).closed;
         // In a failed world others may close what this rank still transfers.
-        if closed < self.ranks() || self.failure.is_some() {
+        if closed < self.ranks() || self.life.has_failed() {
             return;
         }
         if !self.transfers.iter().any(|transfer| transfer.channel == channel && transfer.parts > 0) {
@@ -270,7 +265,7 @@ impl<W: Wire> NetEngine<W> {
 
     /// Tells all ranks that this one leaves in good order, unless the world has failed.
     pub(in crate::internals::fabric::net) fn announce_leave(&mut self) {
-        if self.failure.is_some() {
+        if self.life.has_failed() {
             return;
         }
         for peer in self.others() {
@@ -282,8 +277,8 @@ impl<W: Wire> NetEngine<W> {
     /// each other or be lost, and a peer that has not heard of the failure must believe neither that this rank has left
     /// in good order nor that it has died.
     pub(in crate::internals::fabric::net) fn announce_end(&mut self) {
-        self.ended = true;
-        if self.failure.is_some() {
+        self.life.end();
+        if self.life.has_failed() {
             return self.announce_failure(true);
         }
         for peer in self.others() {
@@ -291,17 +286,10 @@ impl<W: Wire> NetEngine<W> {
         }
     }
 
-    /// Returns whether every other rank has announced its end, so that no rank sends to this one any more; or the world
-    /// has failed.
-    pub(in crate::internals::fabric::net) fn have_all_ended(&self) -> bool {
-        self.failure.is_some() || self.others().all(|peer| self.peers[peer as usize].ended)
-    }
-
-    /// Forgets a peer that has left and ended, and processes nothing any more. Failed transfers, reads and atomics to
-    /// it fail for their callers. Other operations to it complete, since no process is there to see them.
+    /// Ends the operations to a peer that has ended. Failed transfers, reads and atomics to it fail for their callers.
+    /// Other operations to it complete, since no process is there to see them.
     pub(super) fn forget(&mut self, from: u32) {
         let peer = &mut self.peers[from as usize];
-        (peer.left, peer.ended) = (true, true);
         let backlogged = peer.outbox.drain(..).map(|outgoing| outgoing.token.map(|token| (outgoing.channel, token)));
         let done: Vec<_> = peer.sent.drain().chain(backlogged).flatten().collect();
         for TransferPart { transfer, act, .. } in self.parts.drain(from) {
@@ -317,29 +305,15 @@ impl<W: Wire> NetEngine<W> {
         self.channel(0).wake();
     }
 
-    /// Returns whether all ranks have left, so that none needs this one any more.
-    pub(in crate::internals::fabric::net) fn have_all_left(&self) -> bool {
-        self.failure.is_some() || self.others().all(|peer| self.peers[peer as usize].left)
-    }
-
     /// Returns whether all ranks have acknowledged all that this rank sent. In a failed world: whether the provider has
     /// sent the failure.
     pub(in crate::internals::fabric::net) fn is_acked_by_all(&self) -> bool {
-        let failed = self.failure.is_some();
+        let failed = self.life.has_failed();
         let heard = |Peer { sent, outbox, .. }: &Peer| match failed {
             true => self.link.has_sent_all() && outbox.iter().all(|outgoing| outgoing.content.is_counted()),
             false => sent.is_empty() && outbox.is_empty(),
         };
         self.peers.iter().all(heard)
-    }
-
-    pub(in crate::internals::fabric) fn has_left(&self, peer: u32) -> bool {
-        self.peers[peer as usize].left
-    }
-
-    /// Returns whether a peer gave a sign of life since the last call.
-    pub(in crate::internals::fabric::net) fn was_heard(&mut self, peer: u32) -> bool {
-        std::mem::take(&mut self.peers[peer as usize].heard)
     }
 
     pub(in crate::internals::fabric::net) fn ping(&mut self, peer: u32) {
@@ -348,6 +322,16 @@ impl<W: Wire> NetEngine<W> {
             self.post(peer, Outgoing { channel: 0, content: Content::Ping, data: Data::None, token: None });
         }
     }
+}
+
+/// Returns what may explain why peers are silent, as text that continues a sentence.
+pub(super) fn device_fault(wire: &impl Wire) -> String {
+    wire.device_fault().map_or(String::new(), |device_fault| format!("; {device_fault}"))
+}
+
+/// Returns whether a transfer to or from a peer can still complete or fail.
+fn has_undecided(transfers: &[Transfer], peer: u32) -> bool {
+    transfers.iter().any(|transfer| transfer.peer == peer && transfer.parts > 0 && !transfer.failed)
 }
 
 impl<W: Wire> Drop for NetEngine<W> {
@@ -361,7 +345,7 @@ impl<W: Wire> Drop for NetEngine<W> {
         }));
         self.kept.extend(self.link.windows().cloned());
         // Not every provider can close its endpoint while operations are in flight.
-        if !self.link.wire.end(!self.ended || !self.link.is_idle()) {
+        if !self.link.wire.end(!self.life.is_over() || !self.link.is_idle()) {
             std::mem::forget((std::mem::take(&mut self.channels), std::mem::take(&mut self.kept)));
         }
     }

@@ -22,13 +22,14 @@ use self::wakes::Wakes;
 pub(super) use self::witnesses::Witnesses;
 use super::channel::{Channel, PeerRegion, RegionEntry};
 use super::header_slots::{HeaderSlots, IN_SLOT, ImmediateData};
+use super::life::Life;
 use super::link::{Event, Link, Way};
 use super::message::{Content, Location, MOST_DATA, MOST_HEADER, Message};
 use super::registration::{Failed, Registered};
 use super::secret::{JobSecret, Words};
 use super::sequence::{Receipt, Received, Sent, WINDOW};
 use super::shares::Queues;
-use super::suspects::{Evidence, Suspects};
+use super::suspects::Evidence;
 use super::wire::{CellChange, Telling, Trouble, Wire};
 use crate::error::{Error, Result};
 use crate::fabric::alarm::Alarm;
@@ -74,14 +75,6 @@ struct Peer {
     ack_pending: bool,
     /// Whether the peer is in `NetEngine::wanting_ack`.
     wants_ack: bool,
-    /// Whether it gave a sign of life since the last [`NetEngine::was_heard`].
-    heard: bool,
-    /// Whether it has announced that it leaves.
-    left: bool,
-    /// Whether nothing is sent to it any more: it has announced its end, or has ended after it left.
-    ended: bool,
-    /// Whether it has announced its end, and waits for the same from this rank.
-    announced_end: bool,
 }
 
 /// A message that is not sent yet.
@@ -220,13 +213,9 @@ pub(in crate::internals::fabric) struct NetEngine<W: Wire> {
     turn: u64,
     /// What ranks gave to each exchange, by its number.
     gathered: BTreeMap<u64, Vec<Option<Vec<u8>>>>,
-    /// Peers that seem to have ended.
-    suspects: Suspects,
+    pub(in crate::internals::fabric) life: Life,
     witnesses: Witnesses,
     alarm: Alarm,
-    failure: Option<Failure>,
-    /// Whether this rank has announced its end.
-    ended: bool,
     failed: Arc<AtomicBool>,
     fault: Option<Fault>,
 }
@@ -250,6 +239,7 @@ impl<W: Wire> NetEngine<W> {
             Peer { shows, shown, header_slots, polls_memory, ..Peer::default() }
         };
         let peers: Vec<Peer> = (0..).zip(peers).map(peer).collect();
+        let life = Life::new(rank, peers.len() as u32, Instant::now());
         let most_wakes = wakes::most(link.limits.receives, peers.len() as u32);
         NetEngine {
             rank,
@@ -278,11 +268,9 @@ impl<W: Wire> NetEngine<W> {
             guesses: 0,
             turn: 0,
             gathered: BTreeMap::new(),
-            suspects: Suspects::new(Instant::now()),
+            life,
             witnesses,
             alarm,
-            failure: None,
-            ended: false,
             failed,
             fault: Fault::chosen(),
         }
@@ -299,7 +287,7 @@ impl<W: Wire> NetEngine<W> {
 
     #[inline]
     pub(in crate::internals::fabric) fn health(&self, operation: &'static str) -> Result<()> {
-        match &self.failure {
+        match self.life.failure() {
             None => Ok(()),
             Some(failure) => Err(failure.clone().error(self.rank, operation)),
         }
@@ -308,7 +296,7 @@ impl<W: Wire> NetEngine<W> {
     /// Returns whether operations of a channel can still complete.
     #[inline]
     fn check(&self, operation: &'static str, channel: u16) -> Result<()> {
-        let is_broken = self.failure.is_some() || self.channels[usize::from(channel)].broken.is_some();
+        let is_broken = self.life.has_failed() || self.channels[usize::from(channel)].broken.is_some();
         if is_broken { self.explain_broken(operation, channel) } else { Ok(()) }
     }
 

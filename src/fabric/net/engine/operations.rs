@@ -119,9 +119,9 @@ impl<W: Wire> NetEngine<W> {
     /// | any | longer than the limit of a message | writes, which a message announces or follows |
     /// | any | others, and signals alone | one message |
     fn way_of_put(&self, peer: u32, len: usize, with_signal: bool) -> PutWay {
-        let Peer { ended, header_slots, .. } = &self.peers[peer as usize];
+        let Peer { header_slots, .. } = &self.peers[peer as usize];
         match () {
-            () if *ended => PutWay::Nothing,
+            () if self.life.has_ended(peer) => PutWay::Nothing,
             () if self.is_by_device() => PutWay::ByDevice,
             () if with_signal && len > MOST_INLINE && header_slots.is_some() => PutWay::WithHeader,
             () => self.way_without_header(len),
@@ -185,7 +185,7 @@ impl<W: Wire> NetEngine<W> {
 
     /// Fails if the peer has ended and cannot answer.
     fn check_here(&self, operation: &'static str, peer: u32) -> Result<()> {
-        match self.peers[peer as usize].ended {
+        match self.life.has_ended(peer) {
             true => Err(Error::left(self.rank, operation, peer)),
             false => Ok(()),
         }

@@ -47,7 +47,7 @@ impl<W: Wire> NetEngine<W> {
         if self.polls.is_multiple_of(POLLS_PER_CLOCK) {
             self.ack_if_due();
         }
-        if self.has_suspects() {
+        if self.life.has_suspects() {
             self.confirm_suspects();
         }
         if !self.closing.is_empty() {
@@ -58,7 +58,7 @@ impl<W: Wire> NetEngine<W> {
 
     /// Polls the network if that may clear or confirm a suspicion.
     pub(in crate::internals::fabric::net) fn check_suspects(&mut self) {
-        if self.has_suspects() {
+        if self.life.has_suspects() {
             self.progress();
         }
     }
@@ -145,7 +145,9 @@ impl<W: Wire> NetEngine<W> {
                     self.suspect_unreachable(peer, "its connection has ended");
                     return self.end_part(index, false);
                 }
-                self.peers[peer as usize].heard |= answered;
+                if answered {
+                    self.life.hear(peer);
+                }
                 self.transfers[index as usize].value = value;
                 self.end_part(index, true);
             }
@@ -162,7 +164,7 @@ impl<W: Wire> NetEngine<W> {
                     let Some(header) = self.link.header(from, u32::from(which & !IN_SLOT)) else { return };
                     return self.process_message(Source::HeaderSlot(from, header));
                 }
-                self.peers[from as usize].heard = true;
+                self.life.hear(from);
                 self.landing(from, which).landed += 1;
                 self.complete_landing(from, which);
             }
@@ -189,7 +191,7 @@ impl<W: Wire> NetEngine<W> {
             return self.reject_message(from);
         }
         let Some(peer) = self.peers.get_mut(from as usize) else { return };
-        peer.heard = true;
+        self.life.hear(from);
         // What ranks send while they join needs no acknowledgement.
         let acks = message.secret == peer.shown.word;
         while let Some(sent) = acks.then(|| peer.sent.pop_acked(message.ack)).flatten() {
@@ -282,15 +284,16 @@ impl<W: Wire> NetEngine<W> {
                 let how = text_of(data);
                 self.record_failure(Failure::Died { peer: rank, how });
             }
-            Content::Ended => self.peers[from as usize].announced_end = true,
+            Content::Ended => {}
             Content::Close => self.count_closed(channel),
             Content::Leave => {
-                self.peers[from as usize].left = true;
+                self.life.leaves(from);
                 tracing::debug!(rank = self.rank, peer = from, "leaves");
                 self.channel(0).wake();
             }
         }
         if content.is_last() {
+            self.life.ends(from, matches!(content, Content::Ended));
             self.forget(from);
         }
         if ack_now {

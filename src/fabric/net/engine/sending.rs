@@ -77,16 +77,13 @@ impl Peer {
 impl<W: Wire> NetEngine<W> {
     /// Sends a message now, or when credit and a buffer are free.
     pub(super) fn post(&mut self, peer: u32, outgoing: Outgoing) {
-        let to = &mut self.peers[peer as usize];
-        // A peer that has announced its end waits to hear the same; a peer whose process has ended does not.
-        let is_awaited = || outgoing.content.is_last() && (!to.ended || to.announced_end);
-        if (to.ended || self.ended) && !is_awaited() {
-            // The peer processes nothing any more, or soon will not.
+        if !self.life.must_tell(peer, outgoing.content.is_last()) {
             if let Some(token) = outgoing.token {
                 self.channel(outgoing.channel).complete(token, 0);
             }
             return;
         }
+        let to = &mut self.peers[peer as usize];
         // An uncounted message does not wait for credit: an ack may be what gives the peer credit
         // for its own messages.
         match outgoing.content.is_counted() {
@@ -274,7 +271,7 @@ impl<W: Wire> NetEngine<W> {
         let Transfer { channel, token, peer, then, failed, value, .. } = *transfer;
         if failed {
             // If the peer has not ended already, it is suspected.
-            if self.peers[peer as usize].ended {
+            if self.life.has_ended(peer) {
                 self.report_failed(peer);
             }
         } else {

@@ -78,8 +78,8 @@ impl<W: Wire> NetEngine<W> {
 
     /// Wakes the channel in which a peer has changed a cell.
     pub(super) fn wake_channel(&mut self, ImmediateData { from, which: channel }: ImmediateData) {
+        self.life.hear(from);
         let peer = &mut self.peers[from as usize];
-        peer.heard = true;
         if let Some(count) = peer.wakes.came(self.most_wakes) {
             let content = Content::Woken { count };
             self.post(from, Outgoing { channel: 0, content, data: Data::None, token: None });

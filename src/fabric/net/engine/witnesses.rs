@@ -1,8 +1,8 @@
 //! Finds whether a silent peer still runs, according to ranks on its host. If so, it has not died, but the way to it is
 //! lost.
 
-use super::{Content, Data, Evidence, Failure, NetEngine, Outgoing, Wire};
-use crate::fabric::watch::ENDED;
+use super::lifecycle::device_fault;
+use super::{Content, Data, NetEngine, Outgoing, Wire};
 
 /// The number of ranks that are asked about one peer. A second one answers if the first one is silent, too.
 const ASKED: usize = 2;
@@ -33,8 +33,8 @@ impl<W: Wire> NetEngine<W> {
     /// Asks ranks on the host of a peer about it. Returns whether there are any. This rank asks itself, too.
     pub(super) fn ask_witnesses(&mut self, peer: u32) -> bool {
         // Another rail may reach a rank that one rail does not reach.
-        let is_heard = |rank| self.link.wire.rails() > 1 || !self.suspects.has(rank);
-        let can_answer = |rank: &u32| is_heard(*rank) && !self.peers[*rank as usize].ended;
+        let is_heard = |rank| self.link.wire.rails() > 1 || !self.life.is_suspected(rank);
+        let can_answer = |rank: &u32| is_heard(*rank) && !self.life.has_ended(*rank);
         let witnesses: Vec<u32> = self.witnesses.of(peer).filter(can_answer).take(ASKED).collect();
         for &witness in &witnesses {
             if witness == self.rank {
@@ -63,7 +63,7 @@ impl<W: Wire> NetEngine<W> {
     pub(in crate::internals::fabric::net) fn answer_questions(&mut self, watches: impl Fn(u32) -> bool) {
         for (asker, rank) in std::mem::take(&mut self.witnesses.questions) {
             // A rank that has left announces that itself.
-            if !watches(rank) || self.has_left(rank) {
+            if !watches(rank) || self.life.has_left(rank) {
                 continue;
             }
             let runs = !self.knows_end_of(rank);
@@ -78,19 +78,10 @@ impl<W: Wire> NetEngine<W> {
 
     /// Takes the answer of a rank on a peer's host: whether that peer's process runs.
     pub(super) fn take_answer(&mut self, from: u32, rank: u32, runs: bool) {
-        if self.peers.get(rank as usize).is_none_or(|peer| peer.left) {
-            return;
+        let NetEngine { life, link, strangers, .. } = self;
+        let why = || format!("{}{strangers}", device_fault(&link.wire));
+        if let Some(failure) = life.answered(from, rank, runs, why) {
+            self.fail(failure);
         }
-        let Some(evidence) = self.suspects.answered(rank) else { return };
-        let why = format!("{}{}", self.device_fault(), self.strangers);
-        self.fail(match (evidence, runs) {
-            (Evidence::Ended, _) | (_, false) => Failure::Died { peer: rank, how: ENDED.to_owned() },
-            (evidence, true) => {
-                let evidence = evidence.of_one_that_runs();
-                let seen = if from == self.rank { "this rank".to_owned() } else { format!("rank {from} on its host") };
-                let cause = format!("its process runs, as {seen} sees, but the way to it is lost ({evidence}{why})");
-                Failure::Transport { by: self.rank, peer: Some(rank), cause }
-            }
-        });
     }
 }
