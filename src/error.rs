@@ -1,12 +1,14 @@
 //! Errors: what failed, which rank caused it, and what to do.
 
 mod host_names;
+mod misuse;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use host_names::HostNames;
+pub use misuse::Misuse;
 
 use crate::rule::RuleError;
 use crate::units::Bytes;
@@ -186,7 +188,7 @@ pub enum Error {
     /// An invalid argument, variable or file.
     #[error("{0}")]
     Config(String),
-    /// A call that is not allowed now.
+    /// A call that is not allowed, or not now. Nothing has happened.
     #[error("rank {rank}: {operation}: {problem}")]
     Usage {
         /// The rank that reports.
@@ -194,7 +196,7 @@ pub enum Error {
         /// The call.
         operation: &'static str,
         /// What is wrong with it, and what to do.
-        problem: &'static str,
+        problem: Misuse,
     },
     /// The operating system returned an error.
     #[error("rank {rank}: {operation}: {cause}")]
@@ -316,6 +318,15 @@ impl Error {
             Error::Aborted { by, .. } => Some(*by),
             Error::Transport { peer, .. } => *peer,
             Error::Timeout { missing, .. } => missing.0.first().copied(),
+            _ => None,
+        }
+    }
+
+    /// Returns what is wrong with the call that failed, if it is not allowed.
+    #[must_use]
+    pub fn misuse(&self) -> Option<Misuse> {
+        match *self {
+            Error::Usage { problem, .. } => Some(problem),
             _ => None,
         }
     }

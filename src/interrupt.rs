@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Misuse, Result};
 
 /// How often a wait for another thread asks whether to end.
 const SLICE: Duration = Duration::from_millis(20);
@@ -62,7 +62,7 @@ pub(crate) fn lock<'m, T>(
         }
         check(rank, operation)?;
         if Instant::now() >= until {
-            let problem = "another call of this rank, in which ranks meet, has gone on all the time";
+            let problem = Misuse::Order("another call of this rank, in which ranks meet, has gone on all the time");
             return Err(Error::Usage { rank, operation, problem });
         }
     }

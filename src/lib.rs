@@ -105,7 +105,7 @@ pub use collective::{
     Cut, Entry, Lateness, Outcome, Outcomes, Part, Preset, RankLateness, SlowSpell, Stats,
 };
 pub use config::{Config, FabricChoice, OfiSettings, Patience, VerbsSettings};
-pub use error::{Error, ErrorKind, HostNames, Ranks, Result};
+pub use error::{Error, ErrorKind, HostNames, Misuse, Ranks, Result};
 pub use group::Group;
 pub use interrupt::interrupt_when;
 pub use named::UnknownName;

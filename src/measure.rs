@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Ranks, Result};
+use crate::error::{Error, Misuse, Ranks, Result};
 use crate::fabric::{
     Access, At, Atomic, CACHE_LINE, Change, Completion, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal,
     cell_behind, ofi,
@@ -73,7 +73,7 @@ impl<'f> Pair<'f> {
     /// or makes another call.
     pub fn new(fabric: &'f dyn Fabric, bytes: usize, patience: Duration) -> Result<Self> {
         if fabric.ranks() != 2 {
-            let problem = "a pair is two ranks; start a world of two";
+            let problem = Misuse::Argument("a pair is two ranks; start a world of two");
             return Err(Error::Usage { rank: fabric.rank(), operation: "bench", problem });
         }
         Self::between(fabric, (0, 1), bytes, patience)
@@ -114,7 +114,7 @@ impl<'f> Pair<'f> {
 
     /// The partner and its memory; a rank without one makes no operation.
     fn partner(&self, operation: &'static str) -> Result<(u32, Region)> {
-        let problem = "this rank is not one of the pair";
+        let problem = Misuse::Argument("this rank is not one of the pair");
         self.partner.ok_or(Error::Usage { rank: self.fabric.rank(), operation, problem })
     }
 
@@ -197,8 +197,8 @@ impl<'f> Pair<'f> {
                 let counted = expected.is_none_or(|expected| expected == before);
                 expected = Some(before + 1);
                 if !counted {
-                    let problem = "an atomic did not return the previous value";
-                    return Err(Error::Usage { rank: self.first, operation, problem });
+                    let cause = "an atomic did not return the previous value";
+                    return Err(Error::transport(self.first, self.partner.map(|(peer, _)| peer), operation, cause));
                 }
             }
         }
@@ -242,7 +242,11 @@ impl<'f> Pair<'f> {
     /// Waits until the other rank has raised the cell of writes of `bytes` bytes to `round`.
     fn hear(&mut self, operation: &'static str, bytes: usize, round: u64) -> Result<()> {
         let Some(window) = self.endpoint.window(self.own) else {
-            return Err(Error::Usage { rank: self.fabric.rank(), operation, problem: "own memory is not mapped" });
+            return Err(Error::Usage {
+                rank: self.fabric.rank(),
+                operation,
+                problem: Misuse::Unavailable("own memory is not mapped"),
+            });
         };
         let cell = window.cell(progress_at(bytes) / size_of::<u64>());
         let mut wait = Wait::default();

@@ -22,7 +22,7 @@ use crate::bootstrap::identity::{Identity, Machines};
 use crate::bootstrap::store;
 use crate::bootstrap::{Joined, MeetingTerms, StoreAddress, meet};
 use crate::config::{Config, FabricChoice};
-use crate::error::{Error, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::executor::helper::Helper;
 use crate::executor::spin::Spin;
 use crate::fabric::Fabric;
@@ -267,7 +267,8 @@ impl World {
         const OPERATION: &str = "close";
         self.check_process(OPERATION)?;
         if Arc::strong_count(&self.inner) > 1 {
-            let problem = "there are other handles of the world, or collectives of it; finish and drop them first";
+            let problem =
+                Misuse::Order("there are other handles of the world, or collectives of it; finish and drop them first");
             return Err(Error::Usage { rank: self.rank(), operation: OPERATION, problem });
         }
         self.wait_for_all(OPERATION, deadline.into())
@@ -300,7 +301,8 @@ impl World {
         if self.is_own() {
             return Ok(());
         }
-        let problem = "a forked child must not use the world of its parent; start children by exec or spawn";
+        let problem =
+            Misuse::Forked("a forked child must not use the world of its parent; start children by exec or spawn");
         Err(Error::Usage { rank: self.rank(), operation, problem })
     }
 

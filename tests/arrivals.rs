@@ -388,7 +388,7 @@ fn choices_that_mean_nothing_are_refused() {
         let model = [1.0f32; 4];
         let build = || build(&world, &[3, 1], &model).group(Group::Arrivals(2));
         let usage = |built: earlybird::Result<_>| match built {
-            Err(Error::Usage { problem, .. }) => problem,
+            Err(Error::Usage { problem, .. }) => problem.text(),
             other => panic!("{:?}", other.map(|_: Allreduce<f32>| ())),
         };
         assert!(usage(build().group(Group::Arrivals(1)).build()).contains("2 ranks or more"));

@@ -11,8 +11,8 @@ use common::Way;
 use common::barrier::Barrier;
 use common::worlds::{everywhere, world};
 use earlybird::{
-    Absent, BucketOutcomes, BucketedAllreduce, Buckets, Config, Dtype, Error, Executor, Fire, Group, Mover, Scale,
-    World,
+    Absent, BucketOutcomes, BucketedAllreduce, Buckets, Config, Dtype, Error, Executor, Fire, Group, Misuse, Mover,
+    Scale, World,
 };
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -440,18 +440,22 @@ fn a_world_outlives_buckets_that_cannot_be_made() {
 
 #[test]
 fn calls_that_mean_nothing_are_refused() {
-    fn problem<T: std::fmt::Debug>(result: earlybird::Result<T>) -> &'static str {
+    fn misuse<T: std::fmt::Debug>(result: earlybird::Result<T>) -> Misuse {
         match result {
             Err(Error::Usage { problem, .. }) => problem,
             other => panic!("{other:?}"),
         }
+    }
+    fn problem<T: std::fmt::Debug>(result: earlybird::Result<T>) -> &'static str {
+        misuse(result).text()
     }
     world(Way::Shm, 2, DEADLINE, &|world| {
         let build = || world.allreduce::<f32>(&[2, 2]);
         assert!(
             problem(build().fire(Fire::SOLO).mover(Mover::Tree).buckets(Buckets::One).build()).contains("tree mover")
         );
-        assert!(problem(build().buckets(Buckets::Bytes(0)).build()).contains("a byte or more"));
+        let empty = misuse(build().buckets(Buckets::Bytes(0)).build());
+        assert!(matches!(empty, Misuse::Choice(text) if text.contains("a byte or more")));
         assert!(problem(build().memory(&[0.0; 4]).buckets(Buckets::One).build()).contains("models"));
         let grouped = build().group(Group::Butterfly(2)).memory(&[0.0; 4]).absent(Absent::Hold);
         assert!(problem(grouped.buckets(Buckets::One).build()).contains("models"));
@@ -465,8 +469,8 @@ fn calls_that_mean_nothing_are_refused() {
         assert!(problem(sum.tensor(0).map(|_| ())).contains("begin"));
         assert!(problem(sum.wait(DEADLINE).map(|_| ())).contains("begin"));
         sum.begin().unwrap();
-        assert!(problem(sum.begin()).contains("wait"));
-        assert!(problem(sum.filled(2)).contains("no tensor"));
+        assert!(matches!(misuse(sum.begin()), Misuse::Order(text) if text.contains("wait")));
+        assert!(matches!(misuse(sum.filled(2)), Misuse::Argument(text) if text.contains("no tensor")));
         assert!(problem(sum.wait_bucket(0, DEADLINE).map(|_| ())).contains("not handed in"));
         assert!(problem(sum.wait_bucket(2, DEADLINE).map(|_| ())).contains("no bucket"));
         sum.filled(0).unwrap();
@@ -479,7 +483,7 @@ fn calls_that_mean_nothing_are_refused() {
         sum.filled(1).unwrap();
         drop(sum.wait(DEADLINE).unwrap());
         sum.finish(DEADLINE).unwrap();
-        assert!(problem(sum.begin()).contains("has finished"));
+        assert!(matches!(misuse(sum.begin()), Misuse::Finished(_)));
         assert!(problem(build().preset(earlybird::Preset::MgWfbp).build()).contains("Buckets::Measured"));
         build().preset(earlybird::Preset::MgWfbp).buckets(Buckets::Each).build().unwrap().finish(DEADLINE).unwrap();
     });

@@ -277,10 +277,7 @@ fn what_does_not_fit_is_refused_before_anything_is_made() {
 
 #[test]
 fn a_round_that_carries_or_lacks_a_rank_is_not_saved() {
-    let usage = |error: Error| {
-        let Error::Usage { problem, .. } = error else { panic!("{error}") };
-        problem
-    };
+    let usage = |error: Error| error.misuse().unwrap_or_else(|| panic!("{error}")).text();
     let turn = Barrier::new(2);
     world(Way::Shm, 2, DEADLINE, &|world| {
         let mut sum = world.allreduce::<f64>(&[1]).fire(Fire::SOLO.full_every(2)).build().unwrap();

@@ -282,7 +282,7 @@ fn choices_that_mean_nothing_are_refused() {
         let (me, model) = (world.rank() as f32, [1.0f32; 4]);
         let build = || world.allreduce::<f32>(&[3, 1]);
         let usage = |built: earlybird::Result<_>| match built {
-            Err(Error::Usage { problem, .. }) => problem,
+            Err(Error::Usage { problem, .. }) => problem.text(),
             other => panic!("{:?}", other.map(|_: earlybird::Allreduce<f32>| ())),
         };
         assert!(usage(build().group(Group::Butterfly(2)).build()).contains("a model"));
@@ -292,7 +292,7 @@ fn choices_that_mean_nothing_are_refused() {
         assert!(usage(build().memory(&model).scale(Scale::World).build()).contains("scale=sum"));
         assert!(usage(build().memory(&model).mover(Mover::Tree).build()).contains("tree mover"));
         let whole = world.allreduce::<u32>(&[1]).memory(&[1]).build();
-        assert!(matches!(whole, Err(Error::Usage { problem, .. }) if problem.contains("floating-point")));
+        assert!(matches!(whole, Err(Error::Usage { problem, .. }) if problem.text().contains("floating-point")));
         let different = build().memory(&[me; 4]).build();
         assert!(matches!(&different, Err(Error::Mismatch { what, .. }) if what.contains("the model")), "{different:?}");
         let groups = build().memory(&model).group(Group::Butterfly(2 + world.rank())).build();

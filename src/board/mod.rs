@@ -27,7 +27,7 @@ pub(crate) use pairs::{Pairs, Transfer};
 pub(crate) use plan::{Blocks, Kind, is_small};
 pub(crate) use work::CallWork;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::fabric::Endpoint;
 use crate::fault::Fault;
 use crate::reduce::Gathered;
@@ -136,7 +136,9 @@ impl Board {
     /// # Errors
     /// An earlier call failed.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
-        let problem = "an earlier collective of this world failed, so the ranks are out of step; start a new world";
+        let problem = Misuse::OutOfStep(
+            "an earlier collective of this world failed, so the ranks are out of step; start a new world",
+        );
         if self.is_broken { Err(Error::Usage { rank: self.me, operation, problem }) } else { Ok(()) }
     }
 

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::peers::{Memory, Peers, Purpose};
-use crate::error::{Error, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::fabric::{At, CACHE_LINE, Endpoint, Window};
 use crate::fault::Fault;
 
@@ -150,7 +150,7 @@ impl Pairs {
     }
 
     fn check_whole(&self, operation: &'static str) -> Result<()> {
-        let problem = "an earlier message of this world was cut off; start a new world";
+        let problem = Misuse::OutOfStep("an earlier message of this world was cut off; start a new world");
         match self.is_broken {
             true => Err(Error::Usage { rank: self.me, operation, problem }),
             false => Ok(()),

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::fabric::{Access, At, CACHE_LINE, Change, Endpoint, Interest, Key, Posted, Region, Signal, Window};
 use crate::sync;
 
@@ -95,7 +95,7 @@ impl Peers {
     ) -> Result<(Self, Memory, Vec<u8>)> {
         let mut make = |bytes, access| -> Result<(Region, Window)> {
             let region = endpoint.register(bytes, access)?;
-            let problem = "the transport gives no access to own memory";
+            let problem = Misuse::Unavailable("the transport gives no access to own memory");
             let window = endpoint.window(region).ok_or(Error::Usage { rank: me, operation: "open", problem })?;
             Ok((region, window))
         };

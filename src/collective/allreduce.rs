@@ -10,7 +10,7 @@ use super::checkpoint::Checkpoint;
 use super::core::{Cut, Stats};
 use super::lateness::Lateness;
 use super::outcome::{Outcome, Outcomes};
-use crate::error::{Error, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::reduce::{Dtype, Item};
 use crate::rule::{Executor, Grace, Mover};
 use crate::time::Deadline;
@@ -78,7 +78,7 @@ impl<T: Item> Allreduce<T> {
     /// # Errors
     /// [`Error::Usage`] if `index` is not the number of a tensor, or after `finish`.
     pub fn tensor(&mut self, index: usize) -> Result<&mut [T]> {
-        let missing = || self.usage("tensor", "there is no tensor of this number in the collective");
+        let missing = || self.usage("tensor", Misuse::Argument("there is no tensor of this number in the collective"));
         let range = self.tensor_range(index).ok_or_else(missing)?;
         Ok(&mut self.contribution()?[range])
     }
@@ -109,7 +109,7 @@ impl<T: Item> Allreduce<T> {
     pub fn arrive_with(&mut self, tensors: &[&[T]]) -> Result<()> {
         let each = self.items_in_element();
         let fits = tensors.iter().map(|tensor| tensor.len()).eq(self.lengths.iter().map(|length| length * each));
-        let problem = "the tensors must be as many and as long as the collective was built for";
+        let problem = Misuse::Argument("the tensors must be as many and as long as the collective was built for");
         self.calls.session().check("arrive_with", fits, problem)?;
         self.calls.arrive_with(|memory, at, range| copy_in(tensors, range.start, memory.contribution(at, range.len())))
     }
@@ -128,7 +128,11 @@ impl<T: Item> Allreduce<T> {
         let session = self.calls.session_mut();
         session.check_present("weigh")?;
         let weighted = session.facts().weighted;
-        session.check("weigh", weighted, "this collective has no weights; build it with scale=weights")?;
+        session.check(
+            "weigh",
+            weighted,
+            Misuse::Unavailable("this collective has no weights; build it with scale=weights"),
+        )?;
         session.weigh(weight);
         Ok(())
     }
@@ -343,7 +347,7 @@ impl<T: Item> Allreduce<T> {
         self.calls.memory().outcome(at, bytes)
     }
 
-    pub(super) fn usage(&self, operation: &'static str, problem: &'static str) -> Error {
+    pub(super) fn usage(&self, operation: &'static str, problem: Misuse) -> Error {
         self.calls.session().usage(operation, problem)
     }
 }

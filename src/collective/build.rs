@@ -29,7 +29,7 @@ use super::protocol::Protocol;
 use super::raw::Raw;
 use super::recording::Tape;
 use super::regions::{Made, check_answers, decode_run, encode_keys, import_regions, make_regions};
-use crate::error::{Error, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::executor::caller::Waiter;
 use crate::executor::runner::Runner;
 use crate::fabric::{HostMemory, RawAccess};
@@ -347,7 +347,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     }
 
     fn usage(&self, problem: &'static str) -> Error {
-        Error::Usage { rank: self.world.rank(), operation: OPERATION, problem }
+        Error::Usage { rank: self.world.rank(), operation: OPERATION, problem: Misuse::Choice(problem) }
     }
 
     /// Returns whether its cuts are recorded or replayed. Synchronous rounds have the same cuts in every run, so they

@@ -1,6 +1,6 @@
 //! The choices of a collective, which all ranks send to each other and compare.
 
-use crate::error::{Error, HostNames, Result, text_of};
+use crate::error::{Error, HostNames, Misuse, Result, text_of};
 use crate::fabric::MOST_EXCHANGED;
 
 /// Choices, each with its name.
@@ -19,7 +19,9 @@ pub(super) fn encode(rank: u32, operation: &'static str, choices: &[(&'static st
     let lines: Vec<String> = choices.iter().map(|(name, value)| format!("{name}\t{value}")).collect();
     let text = lines.join("\n").into_bytes();
     if text.len() > MOST_EXCHANGED {
-        let problem = "its choices are too long to be compared with those of other ranks; use fewer or shorter ones";
+        let problem = Misuse::Choice(
+            "its choices are too long to be compared with those of other ranks; use fewer or shorter ones",
+        );
         return Err(Error::Usage { rank, operation, problem });
     }
     Ok(text)

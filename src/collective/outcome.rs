@@ -6,7 +6,7 @@ use std::ops::{Deref, RangeInclusive};
 use super::allreduce::Allreduce;
 use super::checkpoint::Checkpoint;
 use super::core::{Cut, Entry, Part};
-use crate::error::Result;
+use crate::error::{Misuse, Result};
 use crate::rank_set::RankSet;
 use crate::reduce::{self, Element, Item};
 use crate::rule::Absent;
@@ -85,12 +85,14 @@ impl<T: Element> Outcomes<'_, T> {
     /// the newest one contains the earlier ones.
     pub fn sum_into(&self, into: &mut [T]) -> Result<()> {
         if self.of.calls().session().facts().has_memory {
-            return Err(self.of.usage("sum_into", "outcomes are models, and are not added; take the newest"));
+            return Err(self
+                .of
+                .usage("sum_into", Misuse::Unavailable("outcomes are models, and are not added; take the newest")));
         }
         let outcomes: Vec<Outcome<'_, T>> = self.iter().collect();
         let sources: Vec<&[T]> = outcomes.iter().map(|outcome| outcome.data).collect();
         if sources.iter().any(|source| source.len() != into.len()) {
-            let problem = "the buffer must be as long as all tensors of an outcome together";
+            let problem = Misuse::Argument("the buffer must be as long as all tensors of an outcome together");
             return Err(self.of.usage("sum_into", problem));
         }
         reduce::sum(&sources, into);
@@ -235,11 +237,15 @@ impl<'a, T: Item> Outcome<'a, T> {
     fn check_checkpoint(&self) -> Result<()> {
         let calls = self.of.calls();
         let problem = if !calls.have_common_rounds() {
-            "groups by order of arrival have no rounds in common; let all ranks finish, keep each rank's model, and begin a new collective with these models"
+            Misuse::Unavailable(
+                "groups by order of arrival have no rounds in common; let all ranks finish, keep each rank's model, and begin a new collective with these models",
+            )
         } else if !calls.has_all_ranks(self.round) {
-            "a rank has left, and all ranks are needed to go on; save before the first one finishes"
+            Misuse::Order("a rank has left, and all ranks are needed to go on; save before the first one finishes")
         } else if !calls.carries_nothing(self.round) {
-            "a rank may have a contribution that enters a later round; save after rounds that wait for all, of a rule with full=N the multiples of N"
+            Misuse::Order(
+                "a rank may have a contribution that enters a later round; save after rounds that wait for all, of a rule with full=N the multiples of N",
+            )
         } else {
             return Ok(());
         };
@@ -295,10 +301,13 @@ impl<T: Element> Outcome<'_, T> {
     pub fn merge_into(&self, own: &mut [T]) -> Result<()> {
         let session = self.of.calls().session();
         if session.facts().absent != Absent::Hold {
-            return Err(self.of.usage("merge_into", "models are merged where they are held; build with absent=hold"));
+            return Err(self.of.usage(
+                "merge_into",
+                Misuse::Unavailable("models are merged where they are held; build with absent=hold"),
+            ));
         }
         if own.len() != self.data.len() {
-            return Err(self.of.usage("merge_into", "the model must be as long as an outcome"));
+            return Err(self.of.usage("merge_into", Misuse::Argument("the model must be as long as an outcome")));
         }
         // The contribution was made for the first round that the call returned.
         let (made_for, me) = (self.first, session.facts().me);

@@ -10,7 +10,7 @@ use super::core::{Effort, Stats};
 use super::protocol::{Goal, Protocol};
 use super::recording::Tape;
 use super::session::Session;
-use crate::error::{Error, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::executor::caller::Waiter;
 use crate::executor::thread::{Helped, InUse, Lease};
 use crate::fabric::HostMemory;
@@ -166,8 +166,9 @@ impl<P: Protocol> Raw<P> {
     fn hand_in(&mut self, operation: &'static str, unfilled: bool) -> Result<Time> {
         self.check(operation)?;
         self.session.check_free(operation)?;
-        let problem =
-            "it has made all the rounds that can be told apart (2^40, or what its provider can count); make a new one";
+        let problem = Misuse::Exhausted(
+            "it has made all the rounds that can be told apart (2^40, or what its provider can count); make a new one",
+        );
         self.session.check(operation, self.session.has_rounds_left(), problem)?;
         self.tape.as_deref().map_or(Ok(()), |tape| tape.check_arrival(operation))?;
         self.settle();
@@ -189,7 +190,9 @@ impl<P: Protocol> Raw<P> {
             return Ok(notice.as_fd());
         }
         let made = self.lease.make_notice().map_err(|cause| Error::os(self.world.rank(), operation, cause))?;
-        let needs = "no thread works for this rank while it waits for the descriptor; build with executor=thread";
+        let needs = Misuse::Unavailable(
+            "no thread works for this rank while it waits for the descriptor; build with executor=thread",
+        );
         let notice = made.ok_or_else(|| self.session.usage(operation, needs))?;
         if self.session.is_outstanding() {
             // The thread may have ended its work for the arrival before.

@@ -14,7 +14,7 @@ use super::core::{Cut, Particulars};
 use super::lateness::{Account, Lateness};
 use super::protocol::{Buffer, Facts, Goal, Protocol};
 use super::step_timer::StepTimer;
-use crate::error::{Error, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
 use crate::time::Time;
@@ -309,26 +309,26 @@ impl Session {
     /// Checks that the caller may make another arrival.
     pub(crate) fn check_free(&self, operation: &'static str) -> Result<()> {
         self.check_present(operation)?;
-        let problem = "the outcome of the last arrival was not taken; call wait or try_wait first";
+        let problem = Misuse::Order("the outcome of the last arrival was not taken; call wait or try_wait first");
         self.check(operation, !self.outstanding, problem)
     }
 
     /// Checks that there is an arrival whose outcome can be taken.
     pub(crate) fn check_outstanding(&self, operation: &'static str) -> Result<()> {
         let waits = self.outstanding && !self.is_leaving();
-        self.check(operation, waits, "nothing was handed in; call arrive first")
+        self.check(operation, waits, Misuse::Order("nothing was handed in; call arrive first"))
     }
 
     /// Checks that this rank has not left.
     pub(crate) fn check_present(&self, operation: &'static str) -> Result<()> {
-        self.check(operation, !self.is_leaving(), "this rank has finished")
+        self.check(operation, !self.is_leaving(), Misuse::Finished("this rank has finished"))
     }
 
-    pub(crate) fn check(&self, operation: &'static str, allowed: bool, problem: &'static str) -> Result<()> {
+    pub(crate) fn check(&self, operation: &'static str, allowed: bool, problem: Misuse) -> Result<()> {
         if allowed { Ok(()) } else { Err(self.usage(operation, problem)) }
     }
 
-    pub(crate) fn usage(&self, operation: &'static str, problem: &'static str) -> Error {
+    pub(crate) fn usage(&self, operation: &'static str, problem: Misuse) -> Error {
         Error::Usage { rank: self.facts.me, operation, problem }
     }
 }

@@ -70,7 +70,7 @@ pub(crate) use host_memory::HostMemory;
 pub use scope::Scope;
 pub use window::Window;
 
-use crate::error::{HostNames, Result};
+use crate::error::{HostNames, Misuse, Result};
 use crate::seal::Secret;
 use crate::sync::{self, AtomicU64};
 use crate::time::Deadline;
@@ -123,7 +123,7 @@ impl Access {
 }
 
 /// The problem of an operation that the owner of a region does not allow.
-pub(crate) const NOT_ALLOWED: &str = "the owner of the region does not allow that";
+pub(crate) const NOT_ALLOWED: Misuse = Misuse::Argument("the owner of the region does not allow that");
 
 /// What a peer needs to name a region; its content is private to the fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

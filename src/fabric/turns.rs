@@ -6,7 +6,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::Fabric;
-use crate::error::{Error, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::interrupt;
 
 #[derive(Debug, Default)]
@@ -34,12 +34,12 @@ impl Turns {
         fabric.health(operation)?;
         let usage = |problem| Error::Usage { rank: fabric.rank(), operation, problem };
         if turn.broken {
-            return Err(usage(
+            return Err(usage(Misuse::OutOfStep(
                 "an earlier call that all ranks make together has failed, so they are out of step; start a new world",
-            ));
+            )));
         }
         if mine.len() > most {
-            return Err(usage("more than fits into an exchange"));
+            return Err(usage(Misuse::Argument("more than fits into an exchange")));
         }
         turn.number += 1;
         turn.broken = true;

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Ranks, Result};
+use crate::error::{Error, Misuse, Ranks, Result};
 use crate::fabric::{
     Access, At, Atomic, CACHE_LINE, Change, Completion, Endpoint, Fabric, Key, Posted, RawAccess, Region, Signal,
     Window,
@@ -84,7 +84,8 @@ impl<'f> Mesh<'f> {
             endpoint.import(peer, Key::decode(key).ok_or_else(strange)?)
         };
         let theirs = (0..).zip(&keys).map(import).collect::<Result<Vec<_>>>()?;
-        let not_mapped = || Error::Usage { rank, operation: REACH, problem: "own memory is not mapped" };
+        let not_mapped =
+            || Error::Usage { rank, operation: REACH, problem: Misuse::Unavailable("own memory is not mapped") };
         let window = |region| endpoint.window(region).ok_or_else(not_mapped);
         let (own, scratch) = ((own, window(own)?), (scratch, window(scratch)?));
         Ok(Mesh { fabric, until, endpoint, own, scratch, theirs })

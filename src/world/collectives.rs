@@ -8,7 +8,7 @@ use parking_lot::{MappedMutexGuard, MutexGuard};
 
 use super::World;
 use crate::board::{Blocks, Board, Call, CallWork, Copies, Data, Kind, Sizes, What};
-use crate::error::{Error, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::executor::caller::Waiter;
 use crate::fabric::{Endpoint, RawAccess};
 use crate::reduce::{Dtype, Element, Item, Reduce};
@@ -111,7 +111,10 @@ impl World {
         const OPERATION: &str = "all_to_all";
         let ranks = self.size() as usize;
         if sent.len() != received.len() || !sent.len().is_multiple_of(ranks) {
-            return Err(self.misuse(OPERATION, "both lengths must be the same, and a multiple of the number of ranks"));
+            return Err(self.misuse(
+                OPERATION,
+                Misuse::Argument("both lengths must be the same, and a multiple of the number of ranks"),
+            ));
         }
         let (sent, received) = (bytemuck::cast_slice(sent), bytemuck::cast_slice_mut(received));
         let what = (Kind::AllToAll, 0, NOTHING);
@@ -144,7 +147,10 @@ impl World {
         };
         let bounds = (bounds(sent_lengths, sent.len()), bounds(received_lengths, received.len()));
         let (Some(from), Some(to)) = bounds else {
-            return Err(self.misuse(OPERATION, "there must be a length for each rank, and their sum that of the data"));
+            return Err(self.misuse(
+                OPERATION,
+                Misuse::Argument("there must be a length for each rank, and their sum that of the data"),
+            ));
         };
         let until = deadline.into().instant();
         let mine: Vec<u64> = sent_lengths.iter().map(|&length| length as u64).collect();
@@ -229,7 +235,9 @@ impl World {
         self.check_elements(OPERATION, (dtype, reduce), mine)?;
         self.check_elements(OPERATION, (dtype, reduce), result)?;
         if self.rank() == root && result.len() != mine.len() {
-            return Err(self.misuse(OPERATION, "the result must have the length of what a rank contributes"));
+            return Err(
+                self.misuse(OPERATION, Misuse::Argument("the result must have the length of what a rank contributes"))
+            );
         }
         let what = (Kind::Reduce, root, (dtype, reduce));
         self.collective(OPERATION, what, mine.len(), Data::even(mine, result), deadline)
@@ -293,10 +301,10 @@ impl World {
 
     pub(super) fn collective_of(&self, what: What, data: Data<'_>, deadline: impl Into<Deadline>) -> Result<()> {
         if what.root >= self.size() {
-            return Err(self.misuse(what.operation, "the root is not a rank of this world"));
+            return Err(self.misuse(what.operation, Misuse::Argument("the root is not a rank of this world")));
         }
         if what.block.checked_mul(self.size() as usize).is_none() {
-            return Err(self.misuse(what.operation, "more bytes than there can be"));
+            return Err(self.misuse(what.operation, Misuse::Argument("more bytes than there can be")));
         }
         let mut deadline = deadline.into();
         let mut boards = self.lock_boards(what.operation, &mut deadline)?;
@@ -316,7 +324,7 @@ impl World {
     ) -> Result<MappedMutexGuard<'_, Boards>> {
         self.check_process(operation)?;
         self.fabric().health(operation)?;
-        let another = "another thread is in a collective of this world";
+        let another = Misuse::Order("another thread is in a collective of this world");
         let mut boards = self.inner.boards.try_lock().ok_or_else(|| self.misuse(operation, another))?;
         match &*boards {
             Some(boards) => boards.board.check(operation)?,
@@ -421,15 +429,17 @@ impl World {
         error
     }
 
-    pub(super) fn misuse(&self, operation: &'static str, problem: &'static str) -> Error {
+    pub(super) fn misuse(&self, operation: &'static str, problem: Misuse) -> Error {
         Error::Usage { rank: self.rank(), operation, problem }
     }
 
     fn check_blocks(&self, operation: &'static str, block: usize, all: usize) -> Result<()> {
         match block.checked_mul(self.size() as usize) == Some(all) {
             true => Ok(()),
-            false => Err(self
-                .misuse(operation, "the data of all ranks must be as long as that of one, times the number of ranks")),
+            false => Err(self.misuse(
+                operation,
+                Misuse::Argument("the data of all ranks must be as long as that of one, times the number of ranks"),
+            )),
         }
     }
 
@@ -439,13 +449,14 @@ impl World {
         let is_aligned = (data.as_ptr() as usize).is_multiple_of(dtype.size()) || data.is_empty();
         match is_aligned && data.len().is_multiple_of(dtype.size()) {
             true => Ok(()),
-            false => Err(self.misuse(operation, "the bytes are not whole elements, or not aligned to elements")),
+            false => Err(self
+                .misuse(operation, Misuse::Argument("the bytes are not whole elements, or not aligned to elements"))),
         }
     }
 
     pub(super) fn check_reduction(&self, operation: &'static str, reduction: (Dtype, Reduce)) -> Result<()> {
         match reduction {
-            (Dtype::Bool, Reduce::Mean) => Err(self.misuse(operation, "there is no mean of bool")),
+            (Dtype::Bool, Reduce::Mean) => Err(self.misuse(operation, Misuse::Argument("there is no mean of bool"))),
             _ => Ok(()),
         }
     }
@@ -454,10 +465,10 @@ impl World {
     fn at_root<D>(&self, operation: &'static str, data: Option<D>, root: u32, what: &str) -> Result<Option<D>> {
         let problem = match (self.rank() == root, data.is_some(), what) {
             (true, true, _) | (false, false, _) => return Ok(data),
-            (true, false, "an input") => "the root needs an input",
-            (true, false, _) => "the root needs an output",
-            (false, true, "an input") => "only the root has an input",
-            (false, true, _) => "only the root has an output",
+            (true, false, "an input") => Misuse::Argument("the root needs an input"),
+            (true, false, _) => Misuse::Argument("the root needs an output"),
+            (false, true, "an input") => Misuse::Argument("only the root has an input"),
+            (false, true, _) => Misuse::Argument("only the root has an output"),
         };
         Err(self.misuse(operation, problem))
     }

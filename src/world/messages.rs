@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::World;
 use crate::board::{Pairs, Transfer};
-use crate::error::{Error, Ranks, Result};
+use crate::error::{Error, Misuse, Ranks, Result};
 use crate::executor::spin::Spin;
 use crate::fabric::watch::HEARTBEAT;
 use crate::interrupt;
@@ -80,7 +80,7 @@ impl World {
     pub fn receive_any<T: Item>(&self, data: &mut [T], tag: u64, deadline: impl Into<Deadline>) -> Result<u32> {
         const OPERATION: &str = "receive_any";
         if self.size() == 1 {
-            return Err(self.misuse(OPERATION, "there is no other rank"));
+            return Err(self.misuse(OPERATION, Misuse::Unavailable("there is no other rank")));
         }
         let until = deadline.into().instant();
         let (me, ranks, data) = (self.rank(), self.size(), bytemuck::cast_slice_mut(data));
@@ -97,7 +97,9 @@ impl World {
             }
             Ok(false)
         })?;
-        let Some((transfer, mut failure)) = found else { return Err(self.misuse(OPERATION, "no message was found")) };
+        let Some((transfer, mut failure)) = found else {
+            return Err(self.misuse(OPERATION, Misuse::Order("no message was found")));
+        };
         let rank = transfer.peer();
         self.move_message(OPERATION, transfer, until, |pairs, transfer| match failure.take() {
             Some(error) => Err(error),
@@ -242,7 +244,7 @@ impl World {
     fn check_peer(&self, operation: &'static str, peer: u32) -> Result<()> {
         match peer < self.size() && peer != self.rank() {
             true => Ok(()),
-            false => Err(self.misuse(operation, "the peer is not another rank of this world")),
+            false => Err(self.misuse(operation, Misuse::Argument("the peer is not another rank of this world"))),
         }
     }
 }

@@ -11,7 +11,7 @@ use earlybird_ffi::fork;
 
 use super::{Inner, World};
 use crate::board::{Data, Kind, What, is_small, place};
-use crate::error::{Error, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::fabric::{Access, CACHE_LINE, Endpoint, HostMemory, Key, Window};
 use crate::reduce::{BoardSource, Dtype, Element, Gathered, Item, Reduce};
 use crate::time::Deadline;
@@ -76,7 +76,9 @@ impl World {
         let window = |endpoint: &dyn Endpoint, region, bytes| {
             let window = endpoint.window(region).filter(|window| window.len() >= bytes);
             let window = window.map(|window| window.truncated(bytes));
-            window.ok_or_else(|| self.misuse(OPERATION, "the transport gives no access to this memory"))
+            window.ok_or_else(|| {
+                self.misuse(OPERATION, Misuse::Unavailable("the transport gives no access to this memory"))
+            })
         };
         let own_window = window(&*endpoint, region, bytes)?;
         let (mut windows, mut different) = (Vec::new(), None);
@@ -207,13 +209,18 @@ impl SymmetricMemory {
         deadline: impl Into<Deadline>,
     ) -> Result<()> {
         const OPERATION: &str = "all_reduce";
-        let inner = self.world.upgrade().ok_or_else(|| self.misuse(OPERATION, "the world of this memory is gone"))?;
+        let inner = self
+            .world
+            .upgrade()
+            .ok_or_else(|| self.misuse(OPERATION, Misuse::Unavailable("the world of this memory is gone")))?;
         let world = World { inner };
         self.check_own(OPERATION)?;
         world.check_reduction(OPERATION, (dtype, reduce))?;
         let is_whole = [range.start, range.end].iter().all(|place| place.is_multiple_of(dtype.size()));
         if range.start > range.end || range.end > self.bytes || !is_whole {
-            return Err(self.misuse(OPERATION, "the range must lie in the memory, and be of whole elements"));
+            return Err(
+                self.misuse(OPERATION, Misuse::Argument("the range must lie in the memory, and be of whole elements"))
+            );
         }
         if world.size() == 1 {
             return world.fabric().health(OPERATION);
@@ -282,15 +289,19 @@ impl SymmetricMemory {
     fn check_own(&self, operation: &'static str) -> Result<()> {
         match (self.is_own(), self.is_lent) {
             (true, false) => Ok(()),
-            (false, _) => Err(self.misuse(operation, "a forked child must not use the memory of its parent")),
+            (false, _) => {
+                Err(self.misuse(operation, Misuse::Forked("a forked child must not use the memory of its parent")))
+            }
             (true, true) => Err(self.misuse(
                 operation,
-                "an earlier call over this memory failed, and other ranks may still read it; start a new world",
+                Misuse::OutOfStep(
+                    "an earlier call over this memory failed, and other ranks may still read it; start a new world",
+                ),
             )),
         }
     }
 
-    fn misuse(&self, operation: &'static str, problem: &'static str) -> Error {
+    fn misuse(&self, operation: &'static str, problem: Misuse) -> Error {
         Error::Usage { rank: self.rank, operation, problem }
     }
 }

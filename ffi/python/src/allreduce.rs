@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::os::fd::AsRawFd;
 
-use earlybird::Dtype;
+use earlybird::{Dtype, Misuse};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -140,7 +140,7 @@ impl Allreduce {
     /// The initiator and the entries of a round that is not released.
     fn _cut(&self, py: Python<'_>, round: u64) -> PyResult<(Option<u32>, Vec<Entry>)> {
         let held = self.0.enter(py)?;
-        let kept = held.get().kept(round).ok_or_else(|| misused(py, RELEASED))?;
+        let kept = held.get().kept(round).ok_or_else(|| misused(py, Misuse::Order(RELEASED)))?;
         Ok(entries(kept.cut()))
     }
 

@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use earlybird::{BucketOutcomes, Buckets};
+use earlybird::{BucketOutcomes, Buckets, Misuse};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 
 use crate::allreduce::{builder, ends};
 use crate::collectives::Held;
-use crate::errors::{bad_choice, misused, raised};
+use crate::errors::{bad_argument, bad_choice, misused, raised};
 use crate::handle::{Account, Ends, Entry, Handle, RELEASED, accounts, entries};
 use crate::memory::{Loan, Memory};
 use crate::world::World;
@@ -98,7 +98,7 @@ impl BucketedAllreduce {
             }
             Ok(fits)
         })?;
-        if fits { Ok(()) } else { Err(misused(py, &format!("tensor {index} has another length"))) }
+        if fits { Ok(()) } else { Err(bad_argument(py, format!("tensor {index} has another length"))) }
     }
 
     /// The first and the last round that the wait returned.
@@ -111,7 +111,7 @@ impl BucketedAllreduce {
         let this = slf.get();
         let held = this.0.enter(slf.py())?;
         let kept = held.get().kept(round).ok_or_else(|| PyBufferError::new_err(RELEASED))?;
-        let data = kept.tensor(index).ok_or_else(|| misused(slf.py(), &format!("there is no tensor {index}")))?;
+        let data = kept.tensor(index).ok_or_else(|| bad_argument(slf.py(), format!("there is no tensor {index}")))?;
         let place = (data.as_ptr() as usize, data.len());
         Ok(Memory::new(Loan::Tensor(slf.clone().unbind(), round), place, this.0.views.clone()))
     }
@@ -119,7 +119,7 @@ impl BucketedAllreduce {
     /// The initiator and the entries of a round that is not released.
     fn _cut(&self, py: Python<'_>, round: u64) -> PyResult<(Option<u32>, Vec<Entry>)> {
         let held = self.0.enter(py)?;
-        let kept = held.get().kept(round).ok_or_else(|| misused(py, RELEASED))?;
+        let kept = held.get().kept(round).ok_or_else(|| misused(py, Misuse::Order(RELEASED)))?;
         Ok(entries(kept.cut()))
     }
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use earlybird::{Dtype, Reduce, Result};
+use earlybird::{Dtype, Misuse, Reduce, Result};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 
-use crate::errors::{bad_choice, misused, raised};
+use crate::errors::{bad_argument, bad_choice, misused, raised};
 use crate::symmetric::{Shared, Symmetric};
 use crate::world::{World, duration};
 
@@ -23,7 +23,8 @@ pub(crate) struct Held {
 impl Held {
     fn new(py: Python<'_>, buffer: PyBuffer<u8>, is_written: bool) -> PyResult<Self> {
         if !buffer.is_c_contiguous() || is_written && buffer.readonly() {
-            return Err(misused(py, "a call needs contiguous memory, and results memory that can be written"));
+            let problem = "a call needs contiguous memory, and results memory that can be written";
+            return Err(misused(py, Misuse::Argument(problem)));
         }
         let (address, bytes) = (buffer.buf_ptr() as usize, buffer.len_bytes());
         Ok(Held { copy: None, _buffer: buffer, address, bytes })
@@ -83,7 +84,7 @@ fn reduction(py: Python<'_>, dtype: &str, reduce: &str) -> PyResult<(Dtype, Redu
 /// A rank.
 fn rank(given: &Bound<'_, PyAny>) -> PyResult<u32> {
     let rank: i64 = given.extract()?;
-    u32::try_from(rank).map_err(|_| misused(given.py(), &format!("{rank} is not a rank of this world")))
+    u32::try_from(rank).map_err(|_| bad_argument(given.py(), format!("{rank} is not a rank of this world")))
 }
 
 /// A rank, or none for any.
@@ -95,7 +96,7 @@ fn any_rank(given: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
 fn tag(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     let tag: i128 = given.extract()?;
     u64::try_from(tag)
-        .map_err(|_| misused(given.py(), &format!("tags are numbers of 64 bits from 0 on, and not {tag}")))
+        .map_err(|_| bad_argument(given.py(), format!("tags are numbers of 64 bits from 0 on, and not {tag}")))
 }
 
 /// Makes a call without the interpreter's lock.

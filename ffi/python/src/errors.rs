@@ -1,6 +1,6 @@
 //! Failures as exceptions: the classes are those of `earlybird._errors`.
 
-use earlybird::{Error, ErrorKind};
+use earlybird::{Error, ErrorKind, Misuse};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -41,7 +41,11 @@ pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
     if error.kind() == ErrorKind::Interrupted {
         return interrupt::raised(error.to_string());
     }
-    exception(py, class_name(error.kind()), error.to_string(), [error.rank(), error.peer()])
+    let raised = exception(py, class_name(error.kind()), error.to_string(), [error.rank(), error.peer()]);
+    if let Some(misuse) = error.misuse() {
+        name(py, &raised, misuse);
+    }
+    raised
 }
 
 /// A choice that is none.
@@ -51,10 +55,24 @@ pub(crate) fn bad_choice(py: Python<'_>, text: String) -> PyErr {
 
 /// A call in a child of the process that has joined.
 pub(crate) fn forked(py: Python<'_>) -> PyErr {
-    misused(py, "a forked child must not use the world of its parent; start children by spawn")
+    misused(py, Misuse::Forked("a forked child must not use the world of its parent; start children by spawn"))
 }
 
-/// A call that is not allowed now.
-pub(crate) fn misused(py: Python<'_>, text: &str) -> PyErr {
-    exception(py, "UsageError", text.to_owned(), [None, None])
+/// A call that is not allowed, or not now.
+pub(crate) fn misused(py: Python<'_>, misuse: Misuse) -> PyErr {
+    let raised = exception(py, "UsageError", misuse.to_string(), [None, None]);
+    name(py, &raised, misuse);
+    raised
+}
+
+/// An argument that is not allowed.
+pub(crate) fn bad_argument(py: Python<'_>, text: String) -> PyErr {
+    let raised = exception(py, "UsageError", text, [None, None]);
+    name(py, &raised, Misuse::Argument(""));
+    raised
+}
+
+/// Adds the kind of a misuse to its exception. Without it the exception still has its text.
+fn name(py: Python<'_>, raised: &PyErr, misuse: Misuse) {
+    let _ = raised.value(py).setattr("misuse", misuse.name());
 }

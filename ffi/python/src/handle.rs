@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use earlybird::{Cut, Error, Lateness, Part, RankLateness, SlowSpell};
+use earlybird::{Cut, Error, Lateness, Misuse, Part, RankLateness, SlowSpell};
 use parking_lot::{Mutex, MutexGuard};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
@@ -62,7 +62,9 @@ impl<C: Send> Handle<C> {
         if !self.world.is_own() {
             return Err(forked(py));
         }
-        self.held.try_lock().ok_or_else(|| misused(py, "another thread is in a call with this allreduce"))
+        self.held
+            .try_lock()
+            .ok_or_else(|| misused(py, Misuse::Order("another thread is in a call with this allreduce")))
     }
 
     /// The same, for a call that releases outcomes.

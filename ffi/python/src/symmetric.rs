@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use earlybird::{Dtype, Error, Reduce, Result, SymmetricMemory};
+use earlybird::{Dtype, Error, Misuse, Reduce, Result, SymmetricMemory};
 use parking_lot::Mutex;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -50,7 +50,7 @@ impl Part {
     pub(crate) fn all_reduce(&self, rank: u32, (dtype, reduce): (Dtype, Reduce), timeout: Duration) -> Result<()> {
         let mut memory = self.of.memory.try_lock();
         let Some(memory) = memory.as_mut().and_then(|memory| memory.as_mut()) else {
-            let problem = "another thread is in a call over this memory";
+            let problem = Misuse::Order("another thread is in a call over this memory");
             return Err(Error::Usage { rank, operation: "all_reduce", problem });
         };
         memory.all_reduce_bytes(dtype, self.at..self.at + self.bytes, reduce, timeout)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use earlybird::{Config, FabricChoice};
+use earlybird::{Config, FabricChoice, Misuse};
 use pyo3::prelude::*;
 
 use crate::errors::{bad_choice, forked, misused, raised};
@@ -35,7 +35,7 @@ pub(crate) fn duration(py: Python<'_>, seconds: Option<f64>) -> PyResult<Option<
 
 impl World {
     pub(crate) fn handle(&self, py: Python<'_>) -> PyResult<earlybird::World> {
-        self.world.lock().clone().ok_or_else(|| misused(py, "the world was closed"))
+        self.world.lock().clone().ok_or_else(|| misused(py, Misuse::Finished("the world was closed")))
     }
 }
 

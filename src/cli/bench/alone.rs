@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::{Allreduce, Error, Executor, Fire, Grace, Result, World};
+use crate::{Allreduce, Error, Executor, Fire, Grace, Misuse, Result, World};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
 use super::p2p::{self, Measured};
@@ -84,7 +84,10 @@ fn stop_others(world: &World, processes: &[Vec<u8>]) -> Result<Stopped> {
 /// Refuses a world in which rounds need ranks that are away, because such rounds would never end.
 fn check_world(world: &World, stopped: bool, sum: &Allreduce<f32>) -> Result<()> {
     let fabric = world.fabric();
-    let refused = |problem| Err(Error::Usage { rank: world.rank(), operation: "solo_lat", problem });
+    let refused = |problem| {
+        let problem = Misuse::Unavailable(problem);
+        Err(Error::Usage { rank: world.rank(), operation: "solo_lat", problem })
+    };
     match fabric.name() {
         _ if stopped && fabric.neighbours().len() as u32 != fabric.ranks() => {
             refused("--stopped: not all ranks are on this machine")

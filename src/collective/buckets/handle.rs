@@ -12,7 +12,7 @@ use crate::collective::following::{Following, Inbox};
 use crate::collective::lateness::Lateness;
 use crate::collective::options::Options;
 use crate::collective::outcome::Outcomes;
-use crate::error::{Error, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::fault::Fault;
 use crate::merge::{Cost, Gradient, Planner};
 use crate::reduce::{Dtype, Item};
@@ -176,9 +176,9 @@ impl<T: Item> BucketedAllreduce<T> {
     /// # Errors
     /// [`Error::Usage`] before all outcomes of the last step were returned. Otherwise as [`AllreduceBuilder::build`].
     pub fn begin(&mut self) -> Result<()> {
-        self.check("begin", !self.finished, "this rank has finished")?;
+        self.check("begin", !self.finished, Misuse::Finished("this rank has finished"))?;
         let over = self.parts.iter().all(|part| part.stage == BucketStage::Taken);
-        self.check("begin", over, "the last step is not over; call wait first")?;
+        self.check("begin", over, Misuse::Order("the last step is not over; call wait first"))?;
         if self.is_plan_due() {
             self.plan_again()?;
         }
@@ -274,11 +274,15 @@ impl<T: Item> BucketedAllreduce<T> {
 
     /// Returns the bucket of a tensor, if the tensor may be written.
     fn open(&self, operation: &'static str, index: usize) -> Result<usize> {
-        self.check(operation, index < self.lengths.len(), "there is no tensor of this number in the collective")?;
+        self.check(
+            operation,
+            index < self.lengths.len(),
+            Misuse::Argument("there is no tensor of this number in the collective"),
+        )?;
         let part = self.parts.partition_point(|part| part.tensors.end <= index);
         let writable = matches!(self.parts[part].stage, BucketStage::Filling(_));
-        self.check(operation, writable || self.filled[index], "no step has begun; call begin first")?;
-        self.check(operation, !self.filled[index], "the tensor is filled already in this step")?;
+        self.check(operation, writable || self.filled[index], Misuse::Order("no step has begun; call begin first"))?;
+        self.check(operation, !self.filled[index], Misuse::Order("the tensor is filled already in this step"))?;
         Ok(part)
     }
 
@@ -292,12 +296,16 @@ impl<T: Item> BucketedAllreduce<T> {
         let operation = "wait_bucket";
         let deadline = Deadline::from(deadline.into().instant());
         let stage = self.parts.get(bucket).map(|part| part.stage);
-        self.check(operation, stage.is_some(), "there is no bucket of this number")?;
+        self.check(operation, stage.is_some(), Misuse::Argument("there is no bucket of this number"))?;
         let here = matches!(stage, Some(BucketStage::HandedIn { .. } | BucketStage::There { .. }));
-        self.check(operation, here, "the bucket is not handed in, or its outcome was returned")?;
+        self.check(operation, here, Misuse::Order("the bucket is not handed in, or its outcome was returned"))?;
         if self.parts[bucket].inbox.is_some() {
             let leads = !matches!(self.parts[0].stage, BucketStage::Filling(_));
-            self.check(operation, leads, "the first bucket, whose cut is that of all, is not handed in")?;
+            self.check(
+                operation,
+                leads,
+                Misuse::Order("the first bucket, whose cut is that of all, is not handed in"),
+            )?;
             self.reach(0, deadline, None)?;
         }
         self.reach(bucket, deadline, None)?;
@@ -311,7 +319,7 @@ impl<T: Item> BucketedAllreduce<T> {
     /// [`Error::Usage`] if a tensor is not filled, or before the first step. Otherwise as
     /// [`Allreduce::wait`](crate::Allreduce::wait).
     pub fn wait(&mut self, deadline: impl Into<Deadline>) -> Result<BucketOutcomes<'_, T>> {
-        self.check("wait", self.began.is_some(), "no step has begun; call begin first")?;
+        self.check("wait", self.began.is_some(), Misuse::Order("no step has begun; call begin first"))?;
         self.settle("wait", Deadline::from(deadline.into().instant()))?;
         Ok(self.outcomes())
     }
@@ -325,7 +333,7 @@ impl<T: Item> BucketedAllreduce<T> {
     /// Waits until the outcomes of all buckets are available, or were returned.
     fn settle(&mut self, operation: &'static str, deadline: Deadline) -> Result<()> {
         let filled = self.parts.iter().all(|part| !matches!(part.stage, BucketStage::Filling(_)));
-        self.check(operation, filled, "not all tensors are filled; call filled for each")?;
+        self.check(operation, filled, Misuse::Order("not all tensors are filled; call filled for each"))?;
         let mut before = None;
         for bucket in 0..self.parts.len() {
             before = self.reach(bucket, deadline, before)?;
@@ -452,7 +460,7 @@ impl<T: Item> BucketedAllreduce<T> {
         self.parts.iter().any(is_filling) && !self.parts.iter().all(is_filling)
     }
 
-    fn check(&self, operation: &'static str, allowed: bool, problem: &'static str) -> Result<()> {
+    fn check(&self, operation: &'static str, allowed: bool, problem: Misuse) -> Result<()> {
         if allowed { Ok(()) } else { Err(Error::Usage { rank: self.world.rank(), operation, problem }) }
     }
 }

@@ -23,6 +23,7 @@ use super::core::{Cut, Machine, Plan};
 use crate::error::{Error, Result};
 use crate::world::World;
 use format::Header;
+#[cfg(feature = "cli")]
 pub(crate) use reader::Recorded;
 use reader::Recording;
 #[cfg(test)]

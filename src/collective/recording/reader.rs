@@ -192,6 +192,7 @@ impl Reader {
 }
 
 /// A rank's part of a recorded run, for a report about it.
+#[cfg(feature = "cli")]
 #[derive(Debug)]
 pub(crate) struct Recorded {
     pub(crate) ranks: u32,
@@ -206,6 +207,7 @@ pub(crate) struct Recorded {
     pub(crate) cuts: Vec<Cut>,
 }
 
+#[cfg(feature = "cli")]
 impl Recorded {
     /// Reads a file of any world.
     ///

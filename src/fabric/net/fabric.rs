@@ -15,7 +15,7 @@ use super::engine::NetEngine;
 use super::shared::NetShared;
 use super::wire::{Telling, Wire};
 use crate::config::Patience;
-use crate::error::{Error, HostNames, Ranks, Result};
+use crate::error::{Error, HostNames, Misuse, Ranks, Result};
 use crate::fabric::failure::Failure;
 use crate::fabric::turns::Turns;
 use crate::fabric::watch::{HEARTBEAT, Watch};
@@ -300,7 +300,7 @@ impl<T: OverWire> Fabric for T {
     fn open(&self, _: RawAccess) -> Result<Box<dyn Endpoint>> {
         let channel = self.world().opened.fetch_add(1, Ordering::Relaxed) + 1;
         let Ok(channel) = u16::try_from(channel) else {
-            let problem = "a world can make 65535 collectives in its life; keep and reuse them";
+            let problem = Misuse::Exhausted("a world can make 65535 collectives in its life; keep and reuse them");
             return Err(Error::Usage { rank: self.rank(), operation: "open", problem });
         };
         Ok(Box::new(NetEndpoint::new(self.world().shared.clone(), channel)?))

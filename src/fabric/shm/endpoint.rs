@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::doorbell::{self, Doorbell};
 use super::membarrier;
 use super::segment::Segment;
-use crate::error::{Error, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::fabric::{
     Access, At, Atomic, Completion, Endpoint, Interest, Key, NOT_ALLOWED, Posted, Region, Signal, Window,
 };
@@ -46,14 +46,14 @@ impl ShmEndpoint {
         self.segment.doorbell(self.channel, self.rank)
     }
 
-    fn usage(&self, operation: &'static str, problem: &'static str) -> Error {
+    fn usage(&self, operation: &'static str, problem: Misuse) -> Error {
         Error::Usage { rank: self.rank, operation, problem }
     }
 
     fn mapped(&self, operation: &'static str, at: At, len: usize) -> Result<&Mapped> {
         let mapped = self.regions.get(at.region.0 as usize);
         let inside = |mapped: &&Mapped| at.offset <= mapped.bytes && len <= mapped.bytes - at.offset;
-        mapped.filter(inside).ok_or_else(|| self.usage(operation, "a place outside its region"))
+        mapped.filter(inside).ok_or_else(|| self.usage(operation, Misuse::Argument("a place outside its region")))
     }
 
     /// As [`ShmEndpoint::mapped`], for the remote side of an operation, which the owner must allow.
@@ -74,7 +74,7 @@ impl ShmEndpoint {
     fn change(&self, signal: Signal) -> Result<()> {
         let mapped = self.far("signal", signal.at, size_of::<u64>(), Access::allows_writing)?;
         if !signal.at.offset.is_multiple_of(size_of::<u64>()) {
-            return Err(self.usage("signal", "a cell that is not aligned to 8 bytes"));
+            return Err(self.usage("signal", Misuse::Argument("a cell that is not aligned to 8 bytes")));
         }
         let cell = mapped.window.cell(signal.at.offset / size_of::<u64>());
         // A rank that sees the signal sees the data that was copied before.
@@ -101,12 +101,13 @@ impl Endpoint for ShmEndpoint {
     }
 
     fn import(&mut self, peer: u32, key: Key) -> Result<Region> {
-        let bad = || self.usage("import", "not a key of that peer");
+        let bad = || self.usage("import", Misuse::Argument("not a key of that peer"));
         let Key([offset, what, access, number]) = key;
         if number != self.number {
             // The memory would be freed when the others have closed the regions that they import for this collective.
-            let problem =
-                "a key of another collective; threads of a rank must make theirs in the same order on all ranks";
+            let problem = Misuse::Order(
+                "a key of another collective; threads of a rank must make theirs in the same order on all ranks",
+            );
             return Err(self.usage("import", problem));
         }
         let bytes = usize::try_from(what & ((1 << OWNER) - 1)).map_err(|_| bad())?;
@@ -154,7 +155,7 @@ impl Endpoint for ShmEndpoint {
     fn atomic(&mut self, at: At, atomic: Atomic, _token: u64) -> Result<Posted> {
         let mapped = self.far("atomic", at, size_of::<u64>(), Access::allows_writing)?;
         if !at.offset.is_multiple_of(size_of::<u64>()) {
-            return Err(self.usage("atomic", "a cell that is not aligned to 8 bytes"));
+            return Err(self.usage("atomic", Misuse::Argument("a cell that is not aligned to 8 bytes")));
         }
         let cell = mapped.window.cell(at.offset / size_of::<u64>());
         Ok(Posted::Done(atomic.apply(cell)))

@@ -28,7 +28,7 @@ use super::failure::Failure;
 use super::turns::Turns;
 use super::watch::{ENDED, HEARTBEAT, Watch};
 use super::{Endpoint, Fabric, RawAccess, Sleeper, sealed};
-use crate::error::{Error, Ranks, Result};
+use crate::error::{Error, Misuse, Ranks, Result};
 use crate::fault::Fault;
 use crate::interrupt;
 use doorbell::Doorbell;
@@ -129,7 +129,8 @@ impl Fabric for ShmFabric {
     fn open(&self, _: RawAccess) -> Result<Box<dyn Endpoint>> {
         let number = self.opened.fetch_add(1, Ordering::Relaxed) + 1;
         let Some(channel) = self.segment.channels().open(number) else {
-            let problem = "4095 collectives are open at once; keep and reuse them, or drop some on all ranks";
+            let problem =
+                Misuse::Exhausted("4095 collectives are open at once; keep and reuse them, or drop some on all ranks");
             return Err(Error::Usage { rank: self.rank, operation: "open", problem });
         };
         Ok(Box::new(ShmEndpoint::new(self.segment.clone(), self.rank, (number, channel), self.fault)))

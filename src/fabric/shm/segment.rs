@@ -16,7 +16,7 @@ use super::doorbell::{Doorbell, Rings};
 use super::failure::FailureCell;
 use super::mailbox::Mailbox;
 use super::ranges::{Ranges, User};
-use crate::error::{Error, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::units::Bytes;
 
@@ -283,7 +283,7 @@ impl Segment {
             && offset.is_multiple_of(PAGE as u64)
             && offset.checked_add(len as u64).is_some_and(|end| end <= taken);
         if !inside {
-            let problem = "not a key of that peer";
+            let problem = Misuse::Argument("not a key of that peer");
             return Err(Error::Usage { rank: self.rank, operation: "import", problem });
         }
         let map = MmapOptions::new().offset(offset).len(len).map_raw(&self.file);

@@ -21,7 +21,7 @@ use super::{
     Access, At, Atomic, Completion, Endpoint, Fabric, Interest, Key, NOT_ALLOWED, Posted, RawAccess, Region, Signal,
     Window, sealed,
 };
-use crate::error::{Error, HostNames, Result};
+use crate::error::{Error, HostNames, Misuse, Result};
 
 /// A rank's view of a simulated world. Clones of the network are shared by all ranks of a world.
 #[derive(Clone, Debug)]
@@ -81,7 +81,7 @@ impl Fabric for SimFabric {
 
     fn exchange(&self, operation: &'static str, _mine: &[u8], _deadline: Instant) -> Result<Vec<Vec<u8>>> {
         // All ranks of a simulated world are built by one hand, which knows every key.
-        let problem = "simulated ranks share one thread and cannot wait for each other";
+        let problem = Misuse::Unavailable("simulated ranks share one thread and cannot wait for each other");
         Err(Error::Usage { rank: self.rank, operation, problem })
     }
 
@@ -125,7 +125,7 @@ impl SimEndpoint {
         let problem = match (inside, allowed) {
             (true, true) => return Ok(()),
             (true, false) => NOT_ALLOWED,
-            (false, _) => "a place outside its region",
+            (false, _) => Misuse::Argument("a place outside its region"),
         };
         Err(Error::Usage { rank: self.rank, operation, problem })
     }
@@ -134,7 +134,7 @@ impl SimEndpoint {
 impl Endpoint for SimEndpoint {
     fn register(&mut self, bytes: usize, access: Access) -> Result<Region> {
         if bytes > net::MOST_BYTES {
-            let problem = "a simulated region has less than 4 GiB";
+            let problem = Misuse::Argument("a simulated region has less than 4 GiB");
             return Err(Error::Usage { rank: self.rank, operation: "register", problem });
         }
         Ok(self.net.lock().register(self.rank, bytes, access))
@@ -152,7 +152,11 @@ impl Endpoint for SimEndpoint {
         let theirs = owned.is_some_and(|(owner, access)| owner == peer && access.is_shared());
         match known.filter(|_| theirs && rank == u64::from(peer)) {
             Some(region) => Ok(region),
-            None => Err(Error::Usage { rank: self.rank, operation: "import", problem: "not a key of that peer" }),
+            None => Err(Error::Usage {
+                rank: self.rank,
+                operation: "import",
+                problem: Misuse::Argument("not a key of that peer"),
+            }),
         }
     }
 

@@ -21,7 +21,7 @@ mod teardown;
 
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::fabric::ofi::{Counter, Library, Registered, Remote, Work, WorkQueue, most_queued};
 use crate::fabric::{Access, RawAccess, Window};
 use crate::trigger::{Action, Operation, Profile, Program, Request, Role, Schedule, Signal, compile};
@@ -95,7 +95,7 @@ impl DeferredProgram {
         access: RawAccess,
     ) -> Result<(Self, Introduction)> {
         if request.schedule != Schedule::Gather {
-            let problem = "providers run programs that gather; sums of vectors are beyond them";
+            let problem = Misuse::Choice("providers run programs that gather; sums of vectors are beyond them");
             return Err(Error::Usage { rank, operation: "open", problem });
         }
         let mut world = compile(request, &Profile::NETWORK);
@@ -145,9 +145,10 @@ impl DeferredProgram {
     /// [`Error::Usage`] if it was called before; the provider's error.
     pub fn connect(&mut self, introductions: &[Introduction]) -> Result<()> {
         if !self.peers.is_empty() {
-            return Err(
-                self.usage("connect", "the other ranks are known already; open another program for other ranks")
-            );
+            return Err(self.usage(
+                "connect",
+                Misuse::Order("the other ranks are known already; open another program for other ranks"),
+            ));
         }
         let has = |rank: u32, role: Role| {
             let slots = introductions.get(rank as usize).map(|introduction| &introduction.slots);
@@ -212,7 +213,7 @@ impl DeferredProgram {
         Remote { peer: peer.address, address: base, key }
     }
 
-    fn usage(&self, operation: &'static str, problem: &'static str) -> Error {
+    fn usage(&self, operation: &'static str, problem: Misuse) -> Error {
         Error::Usage { rank: self.rank, operation, problem }
     }
 
@@ -225,14 +226,15 @@ impl DeferredProgram {
     /// limited.
     pub fn arm(&mut self, slot: usize) -> Result<()> {
         if self.peers.len() < self.ranks as usize {
-            return Err(self.usage("arm", "the other ranks are not known; call connect first"));
+            return Err(self.usage("arm", Misuse::Order("the other ranks are not known; call connect first")));
         }
         let uses = self.slots[slot].uses;
         if uses > 0 && !self.is_over(slot)? {
-            return Err(self.usage("arm", "the slot is still in use; wait until it is over"));
+            return Err(self.usage("arm", Misuse::Order("the slot is still in use; wait until it is over")));
         }
         if uses >= self.most_uses {
-            let problem = "the provider's counters can count no further round; make a new collective";
+            let problem =
+                Misuse::Exhausted("the provider's counters can count no further round; make a new collective");
             return Err(Error::Usage { rank: self.rank, operation: "arm", problem });
         }
         self.reset_gate(slot)?;
@@ -265,7 +267,10 @@ impl DeferredProgram {
         self.calls += 1;
         let state = &mut self.slots[slot];
         if state.readied == state.uses {
-            return Err(self.usage("ready", "the others were told already, or the slot is not armed; arm it first"));
+            return Err(self.usage(
+                "ready",
+                Misuse::Order("the others were told already, or the slot is not armed; arm it first"),
+            ));
         }
         state.readied = state.uses;
         for peer in (0..self.peers.len() as u32).filter(|&peer| peer != self.rank) {
@@ -285,7 +290,9 @@ impl DeferredProgram {
         self.calls += 1;
         let state = &mut self.slots[slot];
         if state.arrived == state.uses {
-            return Err(self.usage("arrive", "it has arrived already, or the slot is not armed; arm it first"));
+            return Err(
+                self.usage("arrive", Misuse::Order("it has arrived already, or the slot is not armed; arm it first"))
+            );
         }
         state.arrived = state.uses;
         self.add(slot, Role::Start)
@@ -300,7 +307,9 @@ impl DeferredProgram {
         self.calls += 1;
         if self.slots[slot].is_token_revoked {
             // A second reset would lose an activation that came in between.
-            return Err(self.usage("take_back", "the token is out already; let the contribution in first"));
+            return Err(
+                self.usage("take_back", Misuse::Order("the token is out already; let the contribution in first"))
+            );
         }
         if self.is_sealed(slot)? {
             return Ok(false);
@@ -352,7 +361,7 @@ impl DeferredProgram {
     pub fn let_in(&mut self, slot: usize) -> Result<()> {
         self.calls += 1;
         if !std::mem::take(&mut self.slots[slot].is_token_revoked) {
-            return Err(self.usage("let_in", "the token is in the gate; take it back first"));
+            return Err(self.usage("let_in", Misuse::Order("the token is in the gate; take it back first")));
         }
         self.add(slot, Role::Gate)
     }

@@ -61,7 +61,11 @@ class ConfigError(Error, ValueError):
 
 
 class UsageError(Error):
-    """A call that is not allowed now."""
+    """A call that is not allowed, or not now. Nothing has happened."""
+
+    misuse: str | None = None
+    """What is wrong: a ``choice`` or an ``argument``; the ``order`` of calls; the rank has ``finished``, or the child was
+    ``forked``; what the call needs is ``unavailable`` or ``exhausted``; or the ranks are ``out of step``."""
 
 
 class Failure:

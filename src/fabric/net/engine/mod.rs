@@ -31,7 +31,7 @@ use super::sequence::{Receipt, Received, Sent, WINDOW};
 use super::shares::Queues;
 use super::suspects::Evidence;
 use super::wire::{CellChange, Telling, Trouble, Wire};
-use crate::error::{Error, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::fabric::alarm::Alarm;
 use crate::fabric::failure::Failure;
 use crate::fabric::{Access, At, Change, Key, Region, Window};
@@ -309,7 +309,7 @@ impl<W: Wire> NetEngine<W> {
         }
     }
 
-    fn usage(&self, operation: &'static str, problem: &'static str) -> Error {
+    fn usage(&self, operation: &'static str, problem: Misuse) -> Error {
         Error::Usage { rank: self.rank, operation, problem }
     }
 
@@ -350,7 +350,7 @@ impl<W: Wire> NetEngine<W> {
         let entries = &mut self.channel(channel).entries;
         let region = entries.len();
         if region > usize::from(u16::MAX) {
-            return Err(self.usage("register", "more regions than an endpoint can name"));
+            return Err(self.usage("register", Misuse::Exhausted("more regions than an endpoint can name")));
         }
         entries.push(entry);
         Ok(Region(region as u32))
@@ -372,7 +372,7 @@ impl<W: Wire> NetEngine<W> {
         let named = (what >> 32 & 0xFFFF, what >> 16 & 0xFFFF) == (u64::from(peer), u64::from(channel));
         let known = named && peer != self.rank && peer < self.ranks() && bytes <= isize::MAX as u64;
         let Some(access) = Access::of_key(what >> ACCESS).filter(|_| known) else {
-            return Err(self.usage("import", "not a key of that peer"));
+            return Err(self.usage("import", Misuse::Argument("not a key of that peer")));
         };
         let remote = PeerRegion { owner: peer, access, region: what as u16, bytes: bytes as usize, key, base };
         self.add(channel, RegionEntry::Peer(remote))

@@ -4,7 +4,7 @@ use super::{
     Act, Content, Data, IN_SLOT, ImmediateData, Location, NetEngine, OnComplete, Outgoing, Peer, RegionEntry,
     Registered, Transfer, Way, Window, Wire,
 };
-use crate::error::{Error, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::fabric::net::message::MOST_INLINE;
 use crate::fabric::{Access, At, Atomic, Change, Completion, NOT_ALLOWED, Posted, Signal};
 
@@ -33,7 +33,7 @@ impl<W: Wire> NetEngine<W> {
         allows: fn(Access) -> bool,
     ) -> Result<(Option<u32>, Location)> {
         let entry = self.channels[usize::from(channel)].entry(at, len);
-        let entry = entry.ok_or_else(|| self.usage(operation, "a place outside its region"))?;
+        let entry = entry.ok_or_else(|| self.usage(operation, Misuse::Argument("a place outside its region")))?;
         let (owner, region) = match entry {
             RegionEntry::Own(..) => (None, at.region.0 as u16),
             RegionEntry::Peer(remote) if !allows(remote.access) => return Err(self.usage(operation, NOT_ALLOWED)),
@@ -44,10 +44,10 @@ impl<W: Wire> NetEngine<W> {
 
     fn cell(&self, operation: &'static str, channel: u16, at: At) -> Result<(Option<u32>, Location)> {
         if !at.offset.is_multiple_of(size_of::<u64>()) {
-            return Err(self.usage(operation, "a cell that is not aligned to 8 bytes"));
+            return Err(self.usage(operation, Misuse::Argument("a cell that is not aligned to 8 bytes")));
         }
         if at.offset / size_of::<u64>() > u32::MAX as usize {
-            return Err(self.usage(operation, "a cell beyond 32 GiB, which messages cannot name"));
+            return Err(self.usage(operation, Misuse::Argument("a cell beyond 32 GiB, which messages cannot name")));
         }
         self.locate(operation, channel, (at, size_of::<u64>()), Access::allows_writing)
     }
@@ -60,7 +60,7 @@ impl<W: Wire> NetEngine<W> {
 
     fn own_window(&self, operation: &'static str, channel: u16, at: At) -> Result<&Window> {
         let own = self.channels[usize::from(channel)].own(at.region).map(Registered::window);
-        own.ok_or_else(|| self.usage(operation, "the near side must be a region of this endpoint"))
+        own.ok_or_else(|| self.usage(operation, Misuse::Argument("the near side must be a region of this endpoint")))
     }
 
     pub(in crate::internals::fabric::net) fn put(
@@ -77,7 +77,7 @@ impl<W: Wire> NetEngine<W> {
             None => None,
             Some(signal) => match self.cell("put", channel, signal.at)? {
                 (keeper, cell) if keeper == owner => Some((signal, cell)),
-                _ => return Err(self.usage("put", "data and signal go to different ranks")),
+                _ => return Err(self.usage("put", Misuse::Argument("data and signal go to different ranks"))),
             },
         };
         let Some(peer) = owner else {
