@@ -234,14 +234,14 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         let mut executor = self.chosen_executor();
         let mut endpoint = self.or_abort(world.fabric().open(RawAccess::CRATE))?;
         let runner = match plan.agreement {
-            AgreementBy::Cards => self.offload(&plan, until)?,
+            AgreementBy::Runner => self.offload(&plan, until)?,
             _ => None,
         };
         if self.chosen.executor == Executor::Auto && plan.agreement == AgreementBy::Relays {
             // A rank that computes would delay everything that it relays.
             executor = Executor::Thread;
         }
-        if runner.is_none() && plan.agreement == AgreementBy::Cards {
+        if runner.is_none() && plan.agreement == AgreementBy::Runner {
             plan = self.or_abort(self.plan(false))?;
             executor = parameters.executor();
         }

@@ -7,6 +7,7 @@ mod loom_tests;
 mod programs;
 mod reducing;
 mod relaying;
+mod runner;
 
 use std::ops::Range;
 use std::sync::Arc;

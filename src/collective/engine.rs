@@ -149,7 +149,7 @@ impl Protocol for Engine {
             last_round,
             base: plan.base,
             weighted: plan.weighted,
-            tells_durations: !plan.weighted && plan.agreement != AgreementBy::Cards,
+            tells_durations: !plan.weighted && plan.agreement != AgreementBy::Runner,
             has_memory: plan.has_memory(),
             absent: plan.absent,
             path: plan.path_name(),

@@ -36,7 +36,7 @@ pub(super) fn make_regions(endpoint: &mut dyn Endpoint, plan: &Plan, initial: Op
     if plan.topology.leader(plan.host()) != plan.me {
         return Ok(Made::Nothing);
     }
-    if plan.agreement == AgreementBy::Cards {
+    if plan.agreement == AgreementBy::Runner {
         return endpoint.register(plan.control_cells() * size_of::<u64>(), Access::Local).map(Made::Cells);
     }
     let ranks = plan.topology.ranks_of(plan.host());

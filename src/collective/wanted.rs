@@ -39,7 +39,7 @@ impl Wanted {
             _ => parameters.movement(fire, ranks, bytes as u64),
         };
         let agreement = match given {
-            _ if offloaded => AgreementBy::Cards,
+            _ if offloaded => AgreementBy::Runner,
             true => AgreementBy::Given,
             false => AgreementBy::usual(fire, movement, &topology),
         };

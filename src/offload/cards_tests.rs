@@ -7,7 +7,9 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::Cards;
-use crate::collective::core::{Cut, Effort, FOREVER, Machine, Op, Operands, Part, Particulars, Plan, ProgramOp, Terms};
+use crate::collective::core::{
+    Cut, Effort, FOREVER, Machine, Op, Operands, Part, Particulars, Plan, ProgramOp, RunnerOp, Terms,
+};
 use crate::rule::{AgreementBy, Fire, Grace, MovementBy};
 use crate::trigger::{Gate, Profile, Request, Role, Schedule, Signal, Start, compile};
 
@@ -38,7 +40,7 @@ struct World {
 impl World {
     fn new(ranks: u32, fire: Fire, depth: u64, (seed, hasty): (u64, bool), rng: &mut Xoshiro256PlusPlus) -> Self {
         let sample = |me| Terms::sample(me, (0..ranks).collect(), fire, MovementBy::Program);
-        let plan = |me| Plan::new(Terms { depth, agreement: AgreementBy::Cards, ..sample(me) });
+        let plan = |me| Plan::new(Terms { depth, agreement: AgreementBy::Runner, ..sample(me) });
         let slots = plan(0).slots();
         let start = Start::of(fire, Grace::NONE, ranks);
         let request = Request { ranks, start, schedule: Schedule::Gather, bytes: 8, chunk: 0, slots };
@@ -113,28 +115,28 @@ impl World {
         let own = |counter, input| Signal { rank: me, counter, input };
         let ranks = self.ranks.len() as u32;
         match op {
-            Op::Program(ProgramOp::Arm { round }) => {
+            Op::Program(ProgramOp::Runner(RunnerOp::Arm { round })) => {
                 let slot = self.slot(round);
                 self.cards.arm(me, slot);
                 self.cards.give(me, slot, own(Role::Gate, 0));
             }
-            Op::Program(ProgramOp::Ready { round }) => {
+            Op::Program(ProgramOp::Runner(RunnerOp::Ready { round })) => {
                 for rank in 0..ranks {
                     let slot = self.slot(round);
                     self.cards.give(me, slot, Signal { rank, counter: Role::Start, input: 1 + me });
                 }
             }
-            Op::Program(ProgramOp::SignalArrival { round }) => {
+            Op::Program(ProgramOp::Runner(RunnerOp::SignalArrival { round })) => {
                 self.cards.give(me, self.slot(round), own(Role::Start, 0))
             }
-            Op::Program(ProgramOp::RevokeGateToken { round, token }) => {
+            Op::Program(ProgramOp::Runner(RunnerOp::RevokeGateToken { round, token })) => {
                 let taken = self.cards.revoke_token(self.slot(round), me);
                 if taken {
                     self.cards.write(self.slot(round), me);
                 }
                 self.ranks[me as usize].machine.complete(token, u64::from(taken), 0);
             }
-            Op::Program(ProgramOp::Deposit { round, gate, .. }) => {
+            Op::Program(ProgramOp::Runner(RunnerOp::Deposit { round, gate, .. })) => {
                 let slot = self.slot(round);
                 if self.hasty {
                     self.cards.give(me, slot, own(Role::Gate, 0));

@@ -55,8 +55,9 @@ pub(crate) enum AgreementBy {
     Gates,
     /// As `Gates`, where ranks share no memory: each rank runs its own table, and the ranks relay activations and sums.
     Relays,
-    /// As `Gates`, where a provider runs the program: it sends contributions to all ranks, and each rank reduces.
-    Cards,
+    /// As `Gates`, where a runner outside the ranks' processes runs the program: it sends contributions to all ranks, and
+    /// each rank reduces.
+    Runner,
 }
 
 impl AgreementBy {

@@ -341,7 +341,7 @@ impl Ledger {
         if by_arrival || plan.fault(Fault::SkipRelease) || round <= self.released {
             return;
         }
-        if matches!(agreement, AgreementBy::Relays | AgreementBy::Cards) {
+        if matches!(agreement, AgreementBy::Relays | AgreementBy::Runner) {
             // Outcomes are private. Other ranks learn of the release if they wait for it, or when the slot is armed
             // again.
             self.released = round;

@@ -390,7 +390,7 @@ impl Machine {
         if !agreement.is_outstanding() && !cx.ledger.has_left() {
             return missing;
         }
-        if cx.ledger.has_left() && agreement.cards().is_some_and(|cards| !cards.has_served(cx)) {
+        if cx.ledger.has_left() && agreement.runner().is_some_and(|slots| !slots.has_served(cx)) {
             // This rank continues for the ranks that have not left.
             missing.clone_from(cx.ledger.active());
             return missing;

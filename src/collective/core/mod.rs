@@ -41,7 +41,7 @@ pub use entry::{Entry, Part};
 pub(crate) use input::{Cells, Effort, FOREVER, Time};
 pub(crate) use label::{Form, Label, label, rows};
 pub(crate) use machine::Machine;
-pub(crate) use op::{Addend, Counted, Op, Operands, ProgramOp, PutData, Token};
+pub(crate) use op::{Addend, Counted, Op, Operands, ProgramOp, PutData, RunnerOp, Token};
 #[cfg(feature = "cli")]
 pub(crate) use plan::MapRegion;
 pub(crate) use plan::{Plan, Terms, program, slot_of};

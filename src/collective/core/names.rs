@@ -1,6 +1,6 @@
 //! Names of cells and operations, for people who read a trace.
 
-use super::op::{Op, ProgramOp, PutData};
+use super::op::{Op, ProgramOp, PutData, RunnerOp};
 use super::plan::Plan;
 use crate::fabric::{Atomic, Change};
 
@@ -65,10 +65,12 @@ fn program_op_name(op: &ProgramOp) -> String {
         ProgramOp::Run(task) => format!("runs {task:?}"),
         ProgramOp::Seal { round, deposit, .. } => format!("seals {deposit:?} for round {round}"),
         ProgramOp::Sum { round, from, to, .. } => format!("sums {from:?} into {to} for round {round}"),
-        ProgramOp::Arm { round } => format!("arms round {round}"),
-        ProgramOp::Ready { round } => format!("says that round {round} may fire"),
-        ProgramOp::RevokeGateToken { round, .. } => format!("takes its token of round {round} back"),
-        ProgramOp::Deposit { round, row, .. } => format!("deposits row {row:?} into round {round}"),
-        ProgramOp::SignalArrival { round } => format!("arrives for round {round}"),
+        ProgramOp::Runner(op) => match op {
+            RunnerOp::Arm { round } => format!("arms round {round}"),
+            RunnerOp::Ready { round } => format!("says that round {round} may fire"),
+            RunnerOp::RevokeGateToken { round, .. } => format!("takes its token of round {round} back"),
+            RunnerOp::Deposit { round, row, .. } => format!("deposits row {row:?} into round {round}"),
+            RunnerOp::SignalArrival { round } => format!("arrives for round {round}"),
+        },
     }
 }

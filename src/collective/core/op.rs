@@ -238,6 +238,13 @@ pub(crate) enum ProgramOp {
     /// Sums a chunk of the data in one or two buffers, with their labels, into another one: the outcome or a partial
     /// sum.
     Sum { round: u64, from: (Buffer, Option<Buffer>), to: Buffer, chunk: Chunk, order: Order },
+    /// Asks the runner of the program, where one runs it in place of the ranks.
+    Runner(RunnerOp),
+}
+
+/// Requests to the runner of a program, one for each of its calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum RunnerOp {
     /// Queues a slot's operations for this round, with an empty gate.
     Arm { round: u64 },
     /// Tells all ranks that they may write to the round's slot.
@@ -246,7 +253,7 @@ pub(crate) enum ProgramOp {
     RevokeGateToken { round: u64, token: Token },
     /// Puts a deposit, with the data in a buffer, into the gate whose token was taken, and returns the token.
     Deposit { round: u64, gate: u64, buffer: u32, row: Option<u32>, weight: u16 },
-    /// Signals this rank's arrival to the provider.
+    /// Signals this rank's arrival to the runner.
     SignalArrival { round: u64 },
 }
 

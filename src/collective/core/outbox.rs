@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 
 use super::cut::Cut;
-use super::op::{Addend, Awaited, Counted, Op, Operands, ProgramOp, PutData, Token};
+use super::op::{Addend, Awaited, Counted, Op, Operands, ProgramOp, PutData, RunnerOp, Token};
 use super::plan::Plan;
 use crate::fabric::{Atomic, Change};
 use crate::fault::Fault;
@@ -75,6 +75,11 @@ impl Outbox {
     #[inline]
     pub(super) fn program(&mut self, op: ProgramOp) {
         self.push(Op::Program(op));
+    }
+
+    /// Queues a request to the runner.
+    pub(super) fn runner(&mut self, op: RunnerOp) {
+        self.program(ProgramOp::Runner(op));
     }
 
     /// Changes a cell of another host, after writing data (from, to, length) if there is any.

@@ -1,9 +1,8 @@
-//! Programs of triggered operations: their reductions, and the operations that a runner carries out.
+//! Programs of triggered operations: the reductions that ranks carry out.
 
 use super::{Driver, WRITTEN_ONCE};
-use crate::collective::core::{Cells, Effort, Entry, Part, Particulars, ProgramOp, Time};
+use crate::collective::core::{Cells, Entry, Part, ProgramOp, Time};
 use crate::error::Result;
-use crate::executor::runner::Runner;
 use crate::fault::{Crash, Fuse};
 use crate::reduce::{Goal, Place, Source};
 use crate::trigger::{Chunk, Gate, Input, Target, Task, TaskWork};
@@ -19,59 +18,7 @@ impl Driver {
                 self.seal(round, (deposit, initiator), without_slot, (whole, order));
             }
             ProgramOp::Sum { round, from, to, chunk, order } => self.sum(round, from, to, (chunk, order)),
-            ProgramOp::Arm { round } => self.offloaded(|runner| runner.arm(round))?,
-            ProgramOp::Ready { round } => self.offloaded(|runner| runner.ready(round))?,
-            ProgramOp::SignalArrival { round } => self.offloaded(|runner| runner.signal_arrival(round))?,
-            ProgramOp::RevokeGateToken { round, token } => {
-                let taken = self.offloaded(|runner| runner.revoke_token(round))?;
-                self.machine.complete(token, u64::from(taken), now);
-            }
-            ProgramOp::Deposit { round, gate, buffer, row, weight } => {
-                let plan = self.machine.plan();
-                let from = plan.contribution(plan.me, buffer);
-                self.offloaded(|runner| runner.deposit(round, gate, from, row, weight))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn offloaded<R: Default>(&mut self, run: impl FnOnce(&mut dyn Runner) -> Result<R>) -> Result<R> {
-        self.runner().map_or(Ok(R::default()), run)
-    }
-
-    /// Records what a runner has done since the last call, and with some effort reduces the received contributions.
-    pub(super) fn poll_runner(&mut self, effort: Effort) -> Result<()> {
-        let Driver { runner: Some(runner), machine, control, arena, reduction, parts, .. } = self else {
-            return Ok(());
-        };
-        let plan = machine.plan();
-        if let Some(round) = machine.nearly_over()
-            && runner.is_over(round)?
-        {
-            control.announce(plan.over(round), round);
-        }
-        let Some((round, wanted)) = machine.expected().filter(|_| effort > Effort::Nothing) else { return Ok(()) };
-        let record = plan.record(round);
-        if control.load(record) != round && runner.has_outcome(round)? {
-            let scratch = &mut parts.cut;
-            scratch.begin(round, None);
-            for rank in 0..plan.ranks {
-                let (deposit, weights) = runner.deposit_of(round, rank)?;
-                scratch.add_gate(rank, deposit, |row| Particulars::weighing(weights[row as usize]));
-            }
-            control.store_down(plan.recorded(record), scratch.encode());
-            if wanted {
-                let source = |entry: Entry| {
-                    let at = runner.offset_of(round, entry.rank, entry.buffer);
-                    reduction.source(entry, Place::Here(at))
-                };
-                debug_assert!(round > machine.landed(), "{WRITTEN_ONCE}");
-                let goal = Goal { at: plan.outcome(round), wide: false };
-                let (elements, divisor) =
-                    (plan.bytes / reduction.dtype.size(), reduction.divisor(plan.ranks, scratch.contributions()));
-                arena.combine(reduction.kind(), scratch.contributions().filter_map(source), goal, elements, divisor);
-            }
-            control.announce(record, round);
+            ProgramOp::Runner(op) => self.ask_runner(op, now)?,
         }
         Ok(())
     }

@@ -2,15 +2,15 @@
 //!
 //! A rank's arrival waits until there is a free slot, and then enters a form of agreement. The form takes it through
 //! its own stages until the arrival has its place in a round. Ranks agree by [`tags`] where all take part, by
-//! [`words`], by the [`gates`] of a program, by [`relay`] where ranks share no memory, or by a provider's [`cards`]. Or
+//! [`words`], by the [`gates`] of a program, by [`relay`] where ranks share no memory, or by a [`runner`] of programs. Or
 //! cuts are [`given`] to them. Each implements [`Form`], and knows nothing of the others.
 
 mod arrival;
 mod bits;
-mod cards;
 mod gates;
 mod given;
 mod relay;
+mod runner;
 mod tags;
 mod words;
 
@@ -31,10 +31,10 @@ use crate::rank_set::RankSet;
 use crate::rule::{AgreementBy, Condition, When};
 use crate::trigger::Start;
 use arrival::{Arrival, Phase};
-use cards::Slots;
 use gates::Gates;
 use given::Given;
 use relay::Relay;
+use runner::Slots;
 use tags::Tags;
 use words::Words;
 
@@ -270,7 +270,7 @@ pub(crate) enum Agreement {
     Gates(Participant<Gates>),
     /// Boxed, because it is large, and polls in shared memory should not have to skip its memory.
     Relay(Box<Participant<Relay>>),
-    Cards(Participant<Slots>),
+    Runner(Participant<Slots>),
 }
 
 /// Evaluates an expression with the participant of any form.
@@ -282,7 +282,7 @@ macro_rules! of_any_form {
             Agreement::Given($participant) => $what,
             Agreement::Gates($participant) => $what,
             Agreement::Relay($participant) => $what,
-            Agreement::Cards($participant) => $what,
+            Agreement::Runner($participant) => $what,
         }
     };
 }
@@ -296,7 +296,7 @@ impl Agreement {
             AgreementBy::Given => Agreement::Given(Participant::new(plan, Given::default())),
             AgreementBy::Gates => Agreement::Gates(Participant::new(plan, Gates::new(plan))),
             AgreementBy::Relays => Agreement::Relay(Box::new(Participant::new(plan, Relay::new(plan)))),
-            AgreementBy::Cards => Agreement::Cards(Participant::new(plan, Slots::new(plan))),
+            AgreementBy::Runner => Agreement::Runner(Participant::new(plan, Slots::new(plan))),
         }
     }
 
@@ -414,8 +414,8 @@ impl Agreement {
     }
 
     #[inline]
-    pub(super) fn cards(&self) -> Option<&Slots> {
-        if let Agreement::Cards(Participant { form, .. }) = self { Some(form) } else { None }
+    pub(super) fn runner(&self) -> Option<&Slots> {
+        if let Agreement::Runner(Participant { form, .. }) = self { Some(form) } else { None }
     }
 }
 

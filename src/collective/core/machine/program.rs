@@ -32,11 +32,11 @@ impl Machine {
 
     /// Returns the next round whose outcome a provider may have, and whether the caller wants its data.
     pub(crate) fn expected(&self) -> Option<(u64, bool)> {
-        self.agreement.cards()?.expected(&self.cx)
+        self.agreement.runner()?.expected(&self.cx)
     }
 
     /// Returns the next round of which a provider may have run every operation.
     pub(crate) fn nearly_over(&self) -> Option<u64> {
-        self.agreement.cards()?.nearly_over(&self.cx)
+        self.agreement.runner()?.nearly_over(&self.cx)
     }
 }

@@ -6,7 +6,7 @@
 //!                  words and tags      words | ticket | claims | done | record
 //!                  a program's gates   the cells of its layout
 //!                  relays              inputs | arrivals
-//!                  cards               as words; only done and the record are used
+//!                  runner              as words; only done and the record are used
 //! ```
 //!
 //! Numbers above the last cell are cells of the data region, which follow.

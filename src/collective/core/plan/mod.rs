@@ -177,7 +177,7 @@ impl Plan {
     pub(crate) fn path_name(&self) -> &'static str {
         match (self.agreement, self.movement) {
             (AgreementBy::Relays, _) => "relayed",
-            (AgreementBy::Cards, _) => "offloaded",
+            (AgreementBy::Runner, _) => "offloaded",
             (_, movement) => movement.word(),
         }
     }

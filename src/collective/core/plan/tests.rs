@@ -34,7 +34,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         Just((MovementBy::Segments, None)),
         by(AgreementBy::Gates),
         by(AgreementBy::Relays),
-        by(AgreementBy::Cards),
+        by(AgreementBy::Runner),
     ];
     // Elements, bytes of one and of one in a partial sum, elements of a segment.
     let sizes = (prop_oneof![0..2_000usize, 0..40_000usize], prop_oneof![Just((2, 4)), Just((4, 4)), Just((8, 8))]);

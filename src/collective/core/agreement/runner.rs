@@ -1,4 +1,4 @@
-//! Agreement by a program that a provider runs: network cards forward the activation, close gates and hand
+//! Agreement by a program that a runner runs in place of the ranks: it forwards the activation, closes gates and hands
 //! contributions to all ranks, and ranks reduce the received contributions when they have time.
 //!
 //! This part arms slots ahead of time, puts deposits into gates whose token it holds, and signals this rank's arrivals.
@@ -14,7 +14,7 @@ use super::super::context::Context;
 use super::super::entry::Part;
 use super::super::input::{Cells, Effort, FOREVER};
 use super::super::movement::Movement;
-use super::super::op::{ProgramOp, Token};
+use super::super::op::{RunnerOp, Token};
 use super::super::plan::Plan;
 use super::arrival::Arrival;
 use super::{Form, has_shown, insert_absent, starts_alone};
@@ -51,7 +51,7 @@ fn has_everyone_left(Context { ledger, .. }: &Context) -> bool {
 
 /// How far an arrival has come.
 #[derive(Clone, Copy, Debug, Hash)]
-pub(crate) enum CardStage {
+pub(crate) enum RunnerStage {
     /// The token of this rank's gate of a round was asked for.
     Depositing { round: u64 },
     /// The contribution is in the gate.
@@ -61,13 +61,13 @@ pub(crate) enum CardStage {
 }
 
 impl Form for Slots {
-    type Stage = CardStage;
+    type Stage = RunnerStage;
 
     fn has_room(&self, target: u64, _: &Movement, _: &mut Context, _: &impl Cells) -> bool {
         self.is_armed(target)
     }
 
-    fn enter(&mut self, arrival: &mut Arrival<CardStage>, _: &mut Movement, cx: &mut Context, _: &impl Cells) {
+    fn enter(&mut self, arrival: &mut Arrival<RunnerStage>, _: &mut Movement, cx: &mut Context, _: &impl Cells) {
         self.revoke_token(arrival.target, arrival, cx);
     }
 
@@ -75,7 +75,7 @@ impl Form for Slots {
     #[inline(never)]
     fn learn(
         &mut self,
-        arrival: &mut Arrival<CardStage>,
+        arrival: &mut Arrival<RunnerStage>,
         _: &mut Movement,
         cx: &mut Context,
         cells: &impl Cells,
@@ -96,8 +96,8 @@ impl Form for Slots {
 
     fn step(
         &mut self,
-        stage: CardStage,
-        arrival: &mut Arrival<CardStage>,
+        stage: RunnerStage,
+        arrival: &mut Arrival<RunnerStage>,
         _: Effort,
         _: &mut Movement,
         cx: &mut Context,
@@ -105,18 +105,18 @@ impl Form for Slots {
     ) {
         let fired = cx.ledger.fired();
         match stage {
-            CardStage::Published if fired >= arrival.target => arrival.entered(cx),
-            CardStage::Late { tried } if arrival.fits_gate(tried + 1, &cx.plan) => {
+            RunnerStage::Published if fired >= arrival.target => arrival.entered(cx),
+            RunnerStage::Late { tried } if arrival.fits_gate(tried + 1, &cx.plan) => {
                 self.revoke_token(tried + 1, arrival, cx);
             }
-            CardStage::Late { tried } if fired >= tried && arrival.is_to_enter(cx) => arrival.enter_full_round(cx),
-            CardStage::Depositing { .. } | CardStage::Published | CardStage::Late { .. } => {}
+            RunnerStage::Late { tried } if fired >= tried && arrival.is_to_enter(cx) => arrival.enter_full_round(cx),
+            RunnerStage::Depositing { .. } | RunnerStage::Published | RunnerStage::Late { .. } => {}
         }
     }
 
     /// Arms all slots that can be armed.
     #[inline(never)]
-    fn work(&mut self, _: Effort, _: &mut Arrival<CardStage>, cx: &mut Context, cells: &impl Cells) {
+    fn work(&mut self, _: Effort, _: &mut Arrival<RunnerStage>, cx: &mut Context, cells: &impl Cells) {
         let plan = &cx.plan;
         let is_over = |round: &u64| cells.load(plan.over(*round)) == *round;
         while let Some(round) = self.nearly_over(cx).filter(is_over) {
@@ -136,11 +136,11 @@ impl Form for Slots {
             }
             self.armed = round;
             self.gates[plan.slot(round)] = Gate::new(round, Deposit::default()).0;
-            cx.outbox.program(ProgramOp::Arm { round });
+            cx.outbox.runner(RunnerOp::Arm { round });
         }
         while self.ready < last.min(self.armed) {
             self.ready += 1;
-            cx.outbox.program(ProgramOp::Ready { round: self.ready });
+            cx.outbox.runner(RunnerOp::Ready { round: self.ready });
         }
         let next = cx.ledger.open();
         if cx.ledger.has_left() && next <= self.ready && is_needed(cx) {
@@ -149,11 +149,11 @@ impl Form for Slots {
     }
 
     /// Takes the answer to the request for the token: it was taken, or the gate was sealed before.
-    fn answer(&mut self, _: Token, taken: u64, arrival: &mut Arrival<CardStage>, cx: &mut Context) {
-        let Some(CardStage::Depositing { round }) = arrival.stage() else { return };
+    fn answer(&mut self, _: Token, taken: u64, arrival: &mut Arrival<RunnerStage>, cx: &mut Context) {
+        let Some(RunnerStage::Depositing { round }) = arrival.stage() else { return };
         let Arrival { target, made_for, part, buffer, particulars, .. } = *arrival;
         if taken == 0 {
-            return arrival.refused(round, CardStage::Late { tried: round }, cx);
+            return arrival.refused(round, RunnerStage::Late { tried: round }, cx);
         }
         let start = start_rule(&cx.plan);
         let starts = round == target && starts_alone(start, cx);
@@ -170,7 +170,7 @@ impl Form for Slots {
             deposit.initiator |= starts;
         });
         self.gates[slot] = gate.0;
-        cx.outbox.program(ProgramOp::Deposit { round, gate: gate.0, buffer, row, weight: particulars.weight });
+        cx.outbox.runner(RunnerOp::Deposit { round, gate: gate.0, buffer, row, weight: particulars.weight });
         if part == Part::Fresh && round != target {
             return arrival.placed(round, cx);
         }
@@ -178,12 +178,12 @@ impl Form for Slots {
         if starts || matches!(start, Start::Everybody | Start::Count(_)) {
             self.signal_arrival(round, cx);
         }
-        arrival.enter(CardStage::Published, &mut cx.outbox);
+        arrival.enter(RunnerStage::Published, &mut cx.outbox);
     }
 
     fn missing(
         &self,
-        arrival: &Arrival<CardStage>,
+        arrival: &Arrival<RunnerStage>,
         _: &Movement,
         cx: &Context,
         cells: &impl Cells,
@@ -226,15 +226,15 @@ impl Slots {
         if self.signalled < round {
             debug_assert_eq!(self.signalled + 1, round);
             self.signalled = round;
-            cx.outbox.program(ProgramOp::SignalArrival { round });
+            cx.outbox.runner(RunnerOp::SignalArrival { round });
         }
     }
 
     /// Asks for the token of this rank's gate of `round`, once that gate is armed.
-    fn revoke_token(&self, round: u64, arrival: &mut Arrival<CardStage>, cx: &mut Context) {
+    fn revoke_token(&self, round: u64, arrival: &mut Arrival<RunnerStage>, cx: &mut Context) {
         if self.is_armed(round) {
-            cx.outbox.program(ProgramOp::RevokeGateToken { round, token: Token::Deposit });
-            arrival.enter(CardStage::Depositing { round }, &mut cx.outbox);
+            cx.outbox.runner(RunnerOp::RevokeGateToken { round, token: Token::Deposit });
+            arrival.enter(RunnerStage::Depositing { round }, &mut cx.outbox);
         }
     }
 }
