@@ -188,7 +188,7 @@ pub enum Error {
     /// An invalid argument, variable or file.
     #[error("{0}")]
     Config(String),
-    /// A call that is not allowed, or not now. Nothing has happened.
+    /// A call that is not allowed, or not now.
     #[error("rank {rank}: {operation}: {problem}")]
     Usage {
         /// The rank that reports.

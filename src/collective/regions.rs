@@ -96,6 +96,7 @@ pub(super) fn import_regions(
     everybody: &[Vec<u8>],
 ) -> Result<Regions> {
     if let Made::Cells(own) = made {
+        debug_assert!(topology.is_apart(), "a runner's cells are the rank's own");
         return Ok(Regions { control: vec![*own; topology.hosts() as usize].into(), data: [].into() });
     }
     let (mut controls, mut datas) = (Vec::new(), Vec::new());

@@ -315,8 +315,8 @@ impl Session {
 
     /// Checks that there is an arrival whose outcome can be taken.
     pub(crate) fn check_outstanding(&self, operation: &'static str) -> Result<()> {
-        let waits = self.outstanding && !self.is_leaving();
-        self.check(operation, waits, Misuse::Order("nothing was handed in; call arrive first"))
+        self.check_present(operation)?;
+        self.check(operation, self.outstanding, Misuse::Order("nothing was handed in; call arrive first"))
     }
 
     /// Checks that this rank has not left.

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// What is wrong with a call ([`Error::Usage`](crate::Error::Usage)). The variant tells programs, its text people, and
 /// says what to do. The texts may change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Misuse {
     /// A choice that a collective cannot have, or not together with the others. No rank has it then.
@@ -13,13 +13,13 @@ pub enum Misuse {
     Argument(&'static str),
     /// The call comes too early, too late, or while another one is in progress.
     Order(&'static str),
-    /// This rank has finished the collective.
+    /// This rank has finished the collective, or closed the world.
     Finished(&'static str),
     /// What the call needs is not part of this collective, this world or this fabric.
     Unavailable(&'static str),
     /// All numbers of a kind are in use: of rounds, collectives or regions.
     Exhausted(&'static str),
-    /// An earlier call that all ranks make together failed on this rank. Only a new world helps.
+    /// An earlier call that several ranks make together failed on this rank. Only a new world helps.
     OutOfStep(&'static str),
     /// A child that was forked uses what its parent has joined.
     Forked(&'static str),

@@ -55,8 +55,8 @@ pub(crate) enum AgreementBy {
     Gates,
     /// As `Gates`, where ranks share no memory: each rank runs its own table, and the ranks relay activations and sums.
     Relays,
-    /// As `Gates`, where a runner outside the ranks' processes runs the program: it sends contributions to all ranks, and
-    /// each rank reduces.
+    /// As `Gates`, where a runner runs the program in place of the ranks: it sends contributions to all ranks, and each
+    /// rank reduces.
     Runner,
 }
 

@@ -212,7 +212,7 @@ impl SymmetricMemory {
         let inner = self
             .world
             .upgrade()
-            .ok_or_else(|| self.misuse(OPERATION, Misuse::Unavailable("the world of this memory is gone")))?;
+            .ok_or_else(|| self.misuse(OPERATION, Misuse::Finished("the world of this memory is gone")))?;
         let world = World { inner };
         self.check_own(OPERATION)?;
         world.check_reduction(OPERATION, (dtype, reduce))?;

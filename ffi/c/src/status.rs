@@ -87,7 +87,7 @@ impl eb_status {
             EB_MEMORY => c"too little memory",
             EB_LOCKED_MEMORY => c"too little memory may be locked",
             EB_CONFIG => c"an invalid choice, variable or file",
-            EB_USAGE => c"the call is not allowed now",
+            EB_USAGE => c"the call is not allowed, or not now",
             EB_OS => c"the operating system refused",
             EB_INTERRUPTED => c"the wait was interrupted",
             EB_HANDLE => c"the handle is closed, or is none",

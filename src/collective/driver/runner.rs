@@ -9,7 +9,10 @@ impl Driver {
     /// Passes a request to the runner.
     #[inline(never)]
     pub(super) fn ask_runner(&mut self, op: RunnerOp, now: Time) -> Result<()> {
-        let Driver { runner: Some(runner), machine, .. } = self else { return Ok(()) };
+        let Driver { runner: Some(runner), machine, .. } = self else {
+            debug_assert!(false, "a plan for a runner has one");
+            return Ok(());
+        };
         match op {
             RunnerOp::Arm { round } => runner.arm(round)?,
             RunnerOp::Ready { round } => runner.ready(round)?,

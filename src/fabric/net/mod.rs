@@ -67,7 +67,6 @@ mod endpoint;
 mod engine;
 mod fabric;
 mod header_slots;
-mod life;
 mod limits;
 mod link;
 mod message;

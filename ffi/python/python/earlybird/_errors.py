@@ -61,11 +61,12 @@ class ConfigError(Error, ValueError):
 
 
 class UsageError(Error):
-    """A call that is not allowed, or not now. Nothing has happened."""
+    """A call that is not allowed, or not now."""
 
     misuse: str | None = None
     """What is wrong: a ``choice`` or an ``argument``; the ``order`` of calls; the rank has ``finished``, or the child was
-    ``forked``; what the call needs is ``unavailable`` or ``exhausted``; or the ranks are ``out of step``."""
+    ``forked``; what the call needs is ``unavailable`` or ``exhausted``; or the ranks are ``out of step``. ``None`` if the call was
+    refused before it reached the library."""
 
 
 class Failure:

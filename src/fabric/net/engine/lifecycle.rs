@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::super::life::Confirmed;
+use super::life::Confirmed;
 use super::{
     Act, Channel, Content, Data, Evidence, Failure, MOST_DATA, NetEngine, OnComplete, Outgoing, Peer, RegionEntry,
     Registered, Transfer, TransferPart, Trouble, Way, Wire,
@@ -137,8 +137,7 @@ impl<W: Wire> NetEngine<W> {
                 // The peer cannot answer, whatever the provider reports about operations in flight, and whenever it does.
                 let of_peer = |transfer: &&mut Transfer| transfer.peer == peer && transfer.parts > 0;
                 self.transfers.iter_mut().filter(of_peer).for_each(|transfer| transfer.failed = true);
-                self.life.ends(peer, false);
-                self.forget(peer);
+                self.forget(peer, false);
             }
         }
     }
@@ -184,9 +183,9 @@ impl<W: Wire> NetEngine<W> {
 
     /// Fails the world without telling the other ranks. Returns false if it had failed before.
     pub(super) fn record_failure(&mut self, failure: Failure) -> bool {
-        tracing::debug!(rank = self.rank, ?failure, "failed");
         let is_first = self.life.fail(failure);
         if is_first {
+            tracing::debug!(rank = self.rank, failure = ?self.life.failure(), "failed");
             self.link.wire.forgo_rails();
             self.failed.store(true, Ordering::Release);
             self.channels.iter_mut().for_each(Channel::wake);
@@ -286,9 +285,10 @@ impl<W: Wire> NetEngine<W> {
         }
     }
 
-    /// Ends the operations to a peer that has ended. Failed transfers, reads and atomics to it fail for their callers.
+    /// Ends the operations to a peer that has ended. `waits` if it waits to hear the same of this rank. Failed transfers, reads and atomics to it fail for their callers.
     /// Other operations to it complete, since no process is there to see them.
-    pub(super) fn forget(&mut self, from: u32) {
+    pub(super) fn forget(&mut self, from: u32, waits: bool) {
+        self.life.ends(from, waits);
         let peer = &mut self.peers[from as usize];
         let backlogged = peer.outbox.drain(..).map(|outgoing| outgoing.token.map(|token| (outgoing.channel, token)));
         let done: Vec<_> = peer.sent.drain().chain(backlogged).flatten().collect();

@@ -4,6 +4,7 @@
 
 mod atomics;
 mod cells;
+mod life;
 mod lifecycle;
 mod operations;
 mod receiving;
@@ -18,11 +19,11 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use self::atomics::SoftwareAtomics;
+use self::life::Life;
 use self::wakes::Wakes;
 pub(super) use self::witnesses::Witnesses;
 use super::channel::{Channel, PeerRegion, RegionEntry};
 use super::header_slots::{HeaderSlots, IN_SLOT, ImmediateData};
-use super::life::Life;
 use super::link::{Event, Link, Way};
 use super::message::{Content, Location, MOST_DATA, MOST_HEADER, Message};
 use super::registration::{Failed, Registered};

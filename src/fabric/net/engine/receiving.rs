@@ -293,8 +293,7 @@ impl<W: Wire> NetEngine<W> {
             }
         }
         if content.is_last() {
-            self.life.ends(from, matches!(content, Content::Ended));
-            self.forget(from);
+            self.forget(from, matches!(content, Content::Ended));
         }
         if ack_now {
             self.ack_soon(from);
@@ -313,7 +312,7 @@ impl<W: Wire> NetEngine<W> {
     /// Returns the state that messages and writes of peers change.
     #[cfg(test)]
     pub(in crate::internals::fabric) fn peer_state(&self) -> String {
-        format!("{:?} {:?} {:?} {:?}", self.peers, self.landings, self.acks_pending, self.gathered)
+        format!("{:?} {:?} {:?} {:?} {:?}", self.peers, self.life, self.landings, self.acks_pending, self.gathered)
     }
 
     /// Drops and counts a message or write without the job's secret.

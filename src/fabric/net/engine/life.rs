@@ -10,13 +10,15 @@
 //! | has left | `Leave` | everything: it still answers |
 //! | has ended | its last message, or the end of its process after `Leave` | the answer to `Ended`, and nothing else |
 //!
+//! A rank that has announced its own end sends nothing but that.
+//!
 //! A peer whose process ends before it has left is dead, and the world fails. A failure is permanent: the first one
 //! counts.
 #![forbid(unsafe_code)]
 
 use std::time::Instant;
 
-use super::suspects::{Evidence, Suspects};
+use super::super::suspects::{Evidence, Suspects};
 use crate::fabric::failure::Failure;
 use crate::fabric::watch::ENDED;
 
@@ -93,7 +95,7 @@ impl Life {
     }
 
     /// Returns whether a peer gave a sign of life since the last call.
-    pub(super) fn was_heard(&mut self, peer: u32) -> bool {
+    pub(in crate::internals::fabric::net) fn was_heard(&mut self, peer: u32) -> bool {
         std::mem::take(&mut self.peers[peer as usize].heard)
     }
 
@@ -102,7 +104,7 @@ impl Life {
         self.suspects.add(peer, evidence, now);
     }
 
-    pub(super) fn has_suspects(&self) -> bool {
+    pub(in crate::internals::fabric::net) fn has_suspects(&self) -> bool {
         !self.suspects.is_empty()
     }
 
@@ -209,12 +211,12 @@ impl Life {
     }
 
     /// Returns whether all ranks have left, so that none needs this one any more; or the world has failed.
-    pub(super) fn have_all_left(&self) -> bool {
+    pub(in crate::internals::fabric::net) fn have_all_left(&self) -> bool {
         self.has_failed() || self.others().all(|peer| peer.stage != Stage::Runs)
     }
 
     /// Returns whether every other rank has ended, so that no rank sends to this one any more; or the world has failed.
-    pub(super) fn have_all_ended(&self) -> bool {
+    pub(in crate::internals::fabric::net) fn have_all_ended(&self) -> bool {
         self.has_failed() || self.others().all(|peer| peer.stage.has_ended())
     }
 }
@@ -232,8 +234,8 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::suspects::STEP;
     use super::*;
+    use crate::fabric::net::suspects::STEP;
 
     const UNSETTLED: fn(u32) -> bool = |_| false;
 
@@ -300,6 +302,18 @@ mod tests {
         let lost = Confirmed::Lost { peer: 2, evidence: unreachable(), may_run: true };
         assert_eq!(confirmed(&mut life, &mut now), Some(lost), "what it sent before says nothing of the way to it");
         assert!(life.was_heard(1) && !life.was_heard(1) && !life.has_suspects());
+    }
+
+    #[test]
+    fn an_ended_peer_stays_suspected_while_transfers_wait_for_it() {
+        let now = Instant::now();
+        let mut life = Life::new(0, 2, now);
+        life.suspect(1, unreachable(), now);
+        life.ends(1, true);
+        assert_eq!(life.confirm(now, true, UNSETTLED), None);
+        assert!(life.has_suspects());
+        assert_eq!(life.confirm(now, true, |_| true), None);
+        assert!(!life.has_suspects());
     }
 
     #[test]
