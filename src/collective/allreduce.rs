@@ -298,7 +298,7 @@ impl<T: Item> Allreduce<T> {
     }
 
     /// Returns the name of the path that the data takes: `replicated`, `gathered`, `scattered`, `eager`, `segmented`,
-    /// `tree` or `offloaded`.
+    /// `tree`, `relayed` or `offloaded`.
     #[must_use]
     pub fn path(&self) -> &'static str {
         self.calls.session().facts().path

@@ -210,7 +210,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     /// world's deadline. Returns when all ranks have called it.
     ///
     /// # Errors
-    /// An invalid choice, or a checkpoint of another rank, world, type or length, before anything is created.
+    /// An invalid choice, or a checkpoint of another rank, world, type or length, before a collective is created.
     /// [`Error::Mismatch`] with both values if ranks chose differently, or have checkpoints that do not belong
     /// together. [`Error::Memory`] with the bytes needed. [`Error::Timeout`] with the ranks that did not come.
     pub fn build(mut self) -> Result<Allreduce<T>> {
@@ -350,8 +350,8 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         Error::Usage { rank: self.world.rank(), operation: OPERATION, problem: Misuse::Choice(problem) }
     }
 
-    /// Returns whether its cuts are recorded or replayed. Synchronous rounds have the same cuts in every run, so they
-    /// never are.
+    /// Returns whether its cuts are those of one run only, and recorded or replayed. Synchronous rounds have the same cuts
+    /// in every run: they are recorded for reports, and never replayed.
     pub(super) fn is_taped(&self) -> bool {
         let is_free = !self.chosen.fire.is_synchronous() && !self.is_led();
         is_free && (self.world.record().is_some() || self.world.replay().is_some())

@@ -7,7 +7,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Misuse {
-    /// A choice that a collective cannot have, or not together with the others. No rank has it then.
+    /// A choice that a collective cannot have, or not together with the others.
     Choice(&'static str),
     /// An argument: a number, a length, a place or an access that does not fit.
     Argument(&'static str),

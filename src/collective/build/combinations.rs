@@ -35,7 +35,7 @@ pub(super) struct Combination {
     pub(super) buckets: bool,
     /// The world records or replays.
     pub(super) world_tapes: bool,
-    /// Its cuts are recorded or replayed.
+    /// Its cuts are those of one run only, and recorded or replayed.
     pub(super) taped: bool,
     /// Its cuts are given.
     pub(super) given: bool,

@@ -8,7 +8,7 @@
 //!
 //! The tables include all ranks, so a rank that leaves continues to arm slots until all have left, and arrives for
 //! rounds that could not fire without it. Operations that are still queued then are triggered when all ranks know that
-//! all have left (`Allreduce::part`), because they write to memory that a slower rank reads.
+//! all have left (`Raw::part`), because they write to memory that a slower rank reads.
 
 use super::super::context::Context;
 use super::super::entry::Part;

@@ -30,7 +30,7 @@ impl Witnesses {
 }
 
 impl<W: Wire> NetEngine<W> {
-    /// Asks ranks on the host of a peer about it. Returns whether there are any. This rank asks itself, too.
+    /// Asks ranks on the host of a peer about it. Returns whether there are any. This rank may be one of them.
     pub(super) fn ask_witnesses(&mut self, peer: u32) -> bool {
         // Another rail may reach a rank that one rail does not reach.
         let is_heard = |rank| self.link.wire.rails() > 1 || !self.life.is_suspected(rank);
