@@ -465,11 +465,11 @@ impl World {
     fn at_root<D>(&self, operation: &'static str, data: Option<D>, root: u32, what: &str) -> Result<Option<D>> {
         let problem = match (self.rank() == root, data.is_some(), what) {
             (true, true, _) | (false, false, _) => return Ok(data),
-            (true, false, "an input") => Misuse::Argument("the root needs an input"),
-            (true, false, _) => Misuse::Argument("the root needs an output"),
-            (false, true, "an input") => Misuse::Argument("only the root has an input"),
-            (false, true, _) => Misuse::Argument("only the root has an output"),
+            (true, false, "an input") => "the root needs an input",
+            (true, false, _) => "the root needs an output",
+            (false, true, "an input") => "only the root has an input",
+            (false, true, _) => "only the root has an output",
         };
-        Err(self.misuse(operation, problem))
+        Err(self.misuse(operation, Misuse::Argument(problem)))
     }
 }

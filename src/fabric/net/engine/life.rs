@@ -142,13 +142,7 @@ impl Life {
 
     /// Takes the answer of a rank on a peer's host: whether that peer's process runs. Returns why the world fails;
     /// `why` adds what else may explain a lost way.
-    pub(super) fn answered(
-        &mut self,
-        from: u32,
-        peer: u32,
-        runs: bool,
-        why: impl FnOnce() -> String,
-    ) -> Option<Failure> {
+    pub(super) fn answered(&mut self, from: u32, peer: u32, runs: bool, why: &str) -> Option<Failure> {
         if self.peers.get(peer as usize)?.stage != Stage::Runs {
             return None;
         }
@@ -156,7 +150,7 @@ impl Life {
             (Evidence::Ended, _) | (_, false) => Failure::Died { peer, how: ENDED.to_owned() },
             (evidence, true) => {
                 let seen = if from == self.me { "this rank".to_owned() } else { format!("rank {from} on its host") };
-                let (evidence, why) = (evidence.of_one_that_runs(), why());
+                let evidence = evidence.of_one_that_runs();
                 let cause = format!("its process runs, as {seen} sees, but the way to it is lost ({evidence}{why})");
                 Failure::Transport { by: self.me, peer: Some(peer), cause }
             }
@@ -324,7 +318,7 @@ mod tests {
             life.asked(1, evidence);
             life
         };
-        let answer = |mut life: Life, from, runs| life.answered(from, 1, runs, || "; its port is down".to_owned());
+        let answer = |mut life: Life, from, runs| life.answered(from, 1, runs, "; its port is down");
         let died = Failure::Died { peer: 1, how: ENDED.to_owned() };
         assert_eq!(answer(asked(unreachable()), 2, false), Some(died.clone()));
         assert_eq!(answer(asked(Evidence::Ended), 2, true), Some(died));
@@ -337,7 +331,7 @@ mod tests {
         left.leaves(1);
         assert_eq!(answer(left, 2, false), None);
         assert_eq!(answer(Life::new(0, 4, now), 2, false), None, "no rank was asked");
-        assert_eq!(asked(unreachable()).answered(2, 9, false, String::new), None, "there is no such rank");
+        assert_eq!(asked(unreachable()).answered(2, 9, false, ""), None, "there is no such rank");
     }
 
     #[test]

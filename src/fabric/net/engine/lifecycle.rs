@@ -98,23 +98,18 @@ impl<W: Wire> NetEngine<W> {
 
     /// Returns whether a peer has ended and no transfer waits for the provider's report on it.
     pub(in crate::internals::fabric::net) fn is_done_with(&self, peer: u32) -> bool {
-        self.life.has_ended(peer) && !self.has_transfers(peer)
+        self.life.has_ended(peer) && !has_undecided(&self.transfers, peer)
     }
 
     /// Returns whether this rank waits for a peer that has left.
     pub(in crate::internals::fabric::net) fn needs(&self, peer: u32) -> bool {
         let Peer { sent, outbox, .. } = &self.peers[peer as usize];
-        self.atomics.wait_for(peer) || !sent.is_empty() || !outbox.is_empty() || self.has_transfers(peer)
-    }
-
-    /// Returns whether a transfer to or from a peer can still complete or fail.
-    fn has_transfers(&self, peer: u32) -> bool {
-        has_undecided(&self.transfers, peer)
+        self.atomics.wait_for(peer) || !sent.is_empty() || !outbox.is_empty() || has_undecided(&self.transfers, peer)
     }
 
     /// Returns what may explain why peers are silent, as text that continues a sentence.
     pub(in crate::internals::fabric::net) fn device_fault(&self) -> String {
-        device_fault(&self.link.wire)
+        self.link.wire.device_fault().map_or(String::new(), |device_fault| format!("; {device_fault}"))
     }
 
     /// Confirms suspicions after a poll of the network. A confirmed peer that had left has ended in good order. Any
@@ -322,11 +317,6 @@ impl<W: Wire> NetEngine<W> {
             self.post(peer, Outgoing { channel: 0, content: Content::Ping, data: Data::None, token: None });
         }
     }
-}
-
-/// Returns what may explain why peers are silent, as text that continues a sentence.
-pub(super) fn device_fault(wire: &impl Wire) -> String {
-    wire.device_fault().map_or(String::new(), |device_fault| format!("; {device_fault}"))
 }
 
 /// Returns whether a transfer to or from a peer can still complete or fail.

@@ -1,7 +1,6 @@
 //! Finds whether a silent peer still runs, according to ranks on its host. If so, it has not died, but the way to it is
 //! lost.
 
-use super::lifecycle::device_fault;
 use super::{Content, Data, NetEngine, Outgoing, Wire};
 
 /// The number of ranks that are asked about one peer. A second one answers if the first one is silent, too.
@@ -78,9 +77,8 @@ impl<W: Wire> NetEngine<W> {
 
     /// Takes the answer of a rank on a peer's host: whether that peer's process runs.
     pub(super) fn take_answer(&mut self, from: u32, rank: u32, runs: bool) {
-        let NetEngine { life, link, strangers, .. } = self;
-        let why = || format!("{}{strangers}", device_fault(&link.wire));
-        if let Some(failure) = life.answered(from, rank, runs, why) {
+        let why = format!("{}{}", self.device_fault(), self.strangers);
+        if let Some(failure) = self.life.answered(from, rank, runs, &why) {
             self.fail(failure);
         }
     }
