@@ -28,6 +28,10 @@ const CERTAINTY: f64 = 16.0;
 /// The number of rounds after which most of the share of slow steps is new.
 const MEMORY: f64 = 64.0;
 
+/// The largest number of slow spells of a rank that are kept apart: a rank that is slow again and again has the two
+/// oldest as one.
+const MOST_SPELLS: usize = 16;
+
 /// A time in which a rank was slow.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
@@ -63,7 +67,8 @@ pub struct RankLateness {
     pub computed: Duration,
     /// See [`computed`](RankLateness::computed).
     pub waited: Duration,
-    /// When it was slow, oldest first. Empty for a rank whose slow steps are jitter.
+    /// When it was slow, oldest first. Empty for a rank whose slow steps are jitter. Of a rank with more than 16
+    /// spells, the first joins the oldest ones, and the time between them.
     pub spells: Vec<SlowSpell>,
 }
 
@@ -175,10 +180,19 @@ impl Seen {
             let (begins, sums) = (self.begins, std::mem::take(&mut self.since));
             match self.spells.last_mut().filter(|spell| spell.until.is_none()) {
                 Some(spell) => spell.until = Some(begins),
-                None => self.spells.push(Spell { since: begins, until: None, sums }),
+                None => self.begin(Spell { since: begins, until: None, sums }),
             }
             self.evidence = 0.0;
         }
+    }
+
+    fn begin(&mut self, spell: Spell) {
+        if self.spells.len() == MOST_SPELLS {
+            let second = self.spells.remove(1);
+            self.spells[0].until = second.until;
+            self.spells[0].sums.add(second.sums);
+        }
+        self.spells.push(spell);
     }
 
     /// The evidence came to nothing: its steps belong to what was before.
@@ -200,7 +214,7 @@ pub(crate) struct NewestSteps {
 
 impl NewestSteps {
     pub(crate) fn new(ranks: u32) -> Self {
-        NewestSteps { times: vec![None; ranks as usize], sorted: Vec::new() }
+        NewestSteps { times: vec![None; ranks as usize], sorted: Vec::with_capacity(ranks as usize) }
     }
 
     /// Learns the steps of a cut, and returns how long that of a fast rank took: one of the fastest quarter, because
@@ -218,7 +232,7 @@ impl NewestSteps {
     }
 }
 
-/// Learns cuts, in the order of their rounds.
+/// Learns cuts, in the order of their rounds, without an allocation.
 #[derive(Clone, Debug)]
 pub(crate) struct Account {
     rounds: u64,
@@ -231,8 +245,9 @@ pub(crate) struct Account {
 
 impl Account {
     pub(crate) fn new(ranks: u32) -> Self {
-        let seen = vec![Seen::default(); ranks as usize];
-        Account { rounds: 0, ranks: seen, slow_of_late: 0.0, all_of_late: 0.0, newest: NewestSteps::new(ranks) }
+        let seen = |_| Seen { spells: Vec::with_capacity(MOST_SPELLS), ..Seen::default() };
+        let ranks_seen = (0..ranks).map(seen).collect();
+        Account { rounds: 0, ranks: ranks_seen, slow_of_late: 0.0, all_of_late: 0.0, newest: NewestSteps::new(ranks) }
     }
 
     /// Returns the newest round in which a rank was fresh; 0 if there is none.

@@ -42,6 +42,22 @@ fn it_tells_jitter_from_a_lasting_change_and_a_slow_host_from_a_slow_rank() {
     }
 }
 
+/// A rank that is slow again and again has the newest spells apart, and none takes memory in a round.
+#[test]
+fn the_oldest_of_many_spells_become_one() {
+    let mut seen = Seen { spells: Vec::with_capacity(MOST_SPELLS), ..Seen::default() };
+    let memory = seen.spells.as_ptr();
+    let step = Sums { steps: 1, factors: 2.0, cost: 10 };
+    for round in 1..=4000 {
+        seen.judge(round, (round - 1) / 100 % 2 == 0, step, 0.02);
+    }
+    let spells = &seen.spells;
+    assert_eq!((spells.len(), spells.as_ptr()), (MOST_SPELLS, memory));
+    assert_eq!((spells[0].since, spells[0].until, spells[0].sums.steps), (1, Some(901), 500), "five as one");
+    let newer = spells[1..].iter().zip(5..);
+    newer.for_each(|(spell, at)| assert_eq!((spell.since, spell.until), (at * 200 + 1, Some(at * 200 + 101))));
+}
+
 #[test]
 fn a_spell_is_dated_and_priced() {
     for (ranks, quorum) in [(4, 4), (4, 3), (32, 32), (32, 31), (32, 16)] {
