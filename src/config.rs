@@ -189,7 +189,8 @@ pub(crate) fn log_level() -> Result<Option<LevelFilter>> {
 }
 
 /// Variables that name files to load, read or write.
-const FILES: [&str; 4] = ["EARLYBIRD_HW_CONFIG", "EARLYBIRD_LIBFABRIC", "EARLYBIRD_RECORD", "EARLYBIRD_REPLAY"];
+const FILES: [&str; 5] =
+    ["EARLYBIRD_HW_CONFIG", "EARLYBIRD_LIBFABRIC", "EARLYBIRD_RECORD", "EARLYBIRD_REPLAY", "EARLYBIRD_TRACE"];
 
 /// Returns whether a variable counts in this process. A variable that names a file does not count if the process has
 /// more rights than the user who started it. Otherwise it would load, read or write that user's file with these rights.
@@ -265,11 +266,14 @@ pub struct Config {
     pub record: Option<PathBuf>,
     /// The recording of an earlier run that this run replays: the name that `record` had. `None` to replay nothing.
     pub replay: Option<PathBuf>,
+    /// The file name of a trace of all collectives, as trace events for Perfetto or Chrome; `None` to trace nothing. Each
+    /// rank writes a file, with its number appended to this name.
+    pub trace: Option<PathBuf>,
 }
 
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Config { fabric, ofi, verbs, secret, deadline, hw_config, record, replay } = self;
+        let Config { fabric, ofi, verbs, secret, deadline, hw_config, record, replay, trace } = self;
         // The secret is never printed.
         let secret = secret.as_ref().map(|_| "set");
         f.debug_struct("Config")
@@ -281,6 +285,7 @@ impl fmt::Debug for Config {
             .field("hw_config", hw_config)
             .field("record", record)
             .field("replay", replay)
+            .field("trace", trace)
             .finish()
     }
 }
@@ -296,6 +301,7 @@ impl Default for Config {
             hw_config: None,
             record: None,
             replay: None,
+            trace: None,
         }
     }
 }
@@ -329,6 +335,7 @@ impl Config {
                     }
                 }
                 "EARLYBIRD_RECORD" => config.record = Some(value.into()),
+                "EARLYBIRD_TRACE" => config.trace = Some(value.into()),
                 "EARLYBIRD_REPLAY" => config.replay = Some(value.into()),
                 "EARLYBIRD_HW_CONFIG" => config.hw_config = Some(value.into()),
                 "EARLYBIRD_FABRIC" => {

@@ -87,6 +87,7 @@ mod sync;
 #[path = "../tests/common/tier.rs"]
 mod tier;
 mod topology;
+mod trace;
 #[cfg(test)]
 #[cfg(earlybird_internals)]
 mod untrusted;

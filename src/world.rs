@@ -36,6 +36,7 @@ use crate::model::{HwConfig, Parameters};
 use crate::seal::Secret;
 use crate::time::Deadline;
 use crate::topology::Topology;
+use crate::trace::Trace;
 use collectives::Boards;
 use messages::Mail;
 use network::Meeting;
@@ -74,6 +75,7 @@ struct Inner {
     symmetric: AtomicU64,
     /// What messages between two ranks need; opened by the first one.
     mail: Mutex<Option<Mail>>,
+    trace: Option<Arc<Trace>>,
     /// The helper thread, which works for collectives while their owners do not. The first collective that wants it
     /// starts it.
     helper: Mutex<Option<Arc<Helper>>>,
@@ -102,8 +104,9 @@ impl World {
         config.job_secret()?;
         let until = Deadline::from(config.deadline).instant();
         let config = &for_job(config, &identity);
+        let trace = Trace::create(config.trace.as_deref(), identity.rank, identity.ranks)?;
         let members = join(&identity, config, &measured)?;
-        Self::joined(members, config, &measured, until, identity.source)
+        Self::joined(members, config, &measured, (until, identity.source), trace)
     }
 
     /// Joins a world of `ranks` ranks as rank `rank`, whatever the environment says. It is for launchers, and for
@@ -120,8 +123,9 @@ impl World {
         config.job_secret()?;
         let until = Deadline::from(config.deadline).instant();
         let config = &for_job(config, &identity);
+        let trace = Trace::create(config.trace.as_deref(), identity.rank, identity.ranks)?;
         let members = join(&identity, config, &measured)?;
-        Self::joined(members, config, &measured, until, identity.source)
+        Self::joined(members, config, &measured, (until, identity.source), trace)
     }
 
     /// Creates the world over a fabric that all its ranks have joined.
@@ -129,14 +133,14 @@ impl World {
         members: Members,
         config: &Config,
         measured: &HwConfig,
-        until: Instant,
-        source: &'static str,
+        (until, source): (Instant, &'static str),
+        trace: Option<Arc<Trace>>,
     ) -> Result<World> {
         let fabric = &members.fabric;
         tracing::debug!(rank = fabric.rank(), ranks = fabric.ranks(), by = source, fabric = fabric.name(), "joined");
         let parameters = measured.of(fabric.name(), fabric.provider())?;
         let cores = neighbours_cores(&**fabric, until)?;
-        Ok(Self::new(members, parameters, config, (source, &cores)))
+        Ok(Self::new(members, parameters, config, (source, &cores), trace))
     }
 
     /// Creates a world whose ranks are all in this process, for tests and experiments. Returns one handle for each
@@ -168,7 +172,8 @@ impl World {
         let cores = vec![Cores::own(); ranks as usize];
         let world = |members: Members| {
             let parameters = measured.of(members.fabric.name(), members.fabric.provider())?;
-            Ok(Self::new(members, parameters, config, ("in this process", &cores)))
+            let trace = Trace::create(config.trace.as_deref(), members.fabric.rank(), ranks)?;
+            Ok(Self::new(members, parameters, config, ("in this process", &cores), trace))
         };
         members.into_iter().map(world).collect()
     }
@@ -179,6 +184,7 @@ impl World {
         parameters: Parameters,
         config: &Config,
         (source, cores): (&'static str, &[Cores]),
+        trace: Option<Arc<Trace>>,
     ) -> World {
         let is_oversubscribed = is_oversubscribed(&Cores::own(), cores);
         let cores = parallelism() as u32;
@@ -201,6 +207,7 @@ impl World {
             copies,
             symmetric,
             mail,
+            trace,
             helper,
         };
         World { inner: Arc::new(inner) }
@@ -333,6 +340,11 @@ impl World {
         self.inner.config.replay.as_deref()
     }
 
+    /// Returns the trace of this rank, if its collectives are traced.
+    pub(crate) fn trace(&self) -> Option<&Arc<Trace>> {
+        self.inner.trace.as_ref()
+    }
+
     /// Adds the names of the ranks' hosts to an error.
     pub(crate) fn with_hosts(&self, error: Error) -> Error {
         error.on(&self.fabric().host_names()).beside_strangers(|| self.fabric().strangers())
@@ -390,7 +402,7 @@ impl World {
         let members = Members::in_memory(fabric);
         let parameters = HwConfig::load(config.hw_config.as_deref())?.of(members.fabric.name(), None)?;
         // Its ranks take turns, so no rank needs the core of another.
-        Ok(Self::new(members, parameters, config, ("a schedule", &[])))
+        Ok(Self::new(members, parameters, config, ("a schedule", &[]), None))
     }
 
     /// Returns the transport itself, for measurements and for code beside collectives.

@@ -14,7 +14,7 @@ use common::folder::Folder;
 use common::tier::by_tier;
 use common::worlds::{everywhere, ways, world};
 use common::{Job, Way, role, said};
-use earlybird::{Absent, AllreduceBuilder, Checkpoint, Config, Error, Fire, Group, Mover, Outcomes, World};
+use earlybird::{Absent, Allreduce, AllreduceBuilder, Checkpoint, Config, Error, Fire, Group, Mover, Outcomes, World};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const LENGTHS: [usize; 2] = [40, 3];
@@ -313,6 +313,31 @@ fn a_round_that_carries_or_lacks_a_rank_is_not_saved() {
             }
             sum.finish(DEADLINE).unwrap();
         }
+    });
+}
+
+/// A collective that chooses its quorums goes on with the one that it had chosen, and with what it knows of the ranks.
+#[test]
+fn a_restored_world_waits_for_as_many_ranks_as_before() {
+    everywhere(3, DEADLINE, |world| {
+        let fire = Fire::AUTO.full_every(20);
+        let play = |sum: &mut Allreduce<f64>, rounds: u64| loop {
+            std::thread::sleep(Duration::from_millis(if world.rank() == 2 { 60 } else { 2 }));
+            sum.arrive().unwrap();
+            for outcome in sum.wait(DEADLINE).unwrap() {
+                if outcome.round() >= rounds && fire.is_full(outcome.round()) {
+                    return outcome.checkpoint().unwrap();
+                }
+            }
+        };
+        let mut sum = world.allreduce::<f64>(&[1]).fire(fire).build().unwrap();
+        let saved = play(&mut sum, 80);
+        let mut restored = world.allreduce::<f64>(&[1]).fire(fire).restore(&saved).build().unwrap();
+        let quorums = [sum.stats().quorum, restored.stats().quorum];
+        assert_eq!(quorums, [2, 2], "they had waited for the slow rank no longer");
+        assert_eq!(play(&mut restored, 100).round(), 100);
+        restored.finish(DEADLINE).unwrap();
+        sum.finish(DEADLINE).unwrap();
     });
 }
 

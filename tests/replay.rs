@@ -13,7 +13,8 @@ use common::folder::Folder;
 use common::tier::by_tier;
 use common::{Job, Way, libfabric, role, said};
 use earlybird::{
-    Absent, Allreduce, AllreduceBuilder, Config, Entry, Executor, FabricChoice, Fire, Mover, Outcomes, Scale, World,
+    Absent, Allreduce, AllreduceBuilder, Config, Entry, Executor, FabricChoice, Fire, Group, Mover, Outcomes, Scale,
+    World,
 };
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -210,6 +211,41 @@ fn refused(
     });
     println!("{}", errors[0]);
     errors
+}
+
+/// For reports: rounds of a tree, whose sums have another order, and groups by order of arrival, of which each rank has
+/// only its own.
+#[test]
+fn what_is_not_replayed_is_recorded_all_the_same() {
+    let folder = Folder::new();
+    let file = folder.path("run");
+    let groups = |world: &World| {
+        world.allreduce::<f32>(&[2]).group(Group::Arrivals(2)).memory(&[0.0; 2]).build().map(|mut models| {
+            (0..3).for_each(|_| _ = step(&mut models).unwrap());
+            models.finish(DEADLINE).unwrap();
+        })
+    };
+    pair((Some(&file), None), |world| {
+        let mut sum = solo(world).mover(Mover::Tree).build().unwrap();
+        (0..3).for_each(|_| _ = step(&mut sum).unwrap());
+        sum.finish(DEADLINE).unwrap();
+        groups(world).unwrap();
+    });
+    for (name, rounds) in [("run.0.0", 3), ("run.1.0", 3)] {
+        let text = std::fs::read_to_string(folder.path(name)).unwrap();
+        assert!(text.matches("\"round\"").count() >= rounds && text.ends_with("\n"), "{text}");
+        #[cfg(feature = "cli")]
+        {
+            let report = common::command::earlybird(&["report", &folder.file(name)]).output().unwrap();
+            assert!(report.status.success(), "{}", common::command::text(&report));
+        }
+    }
+    let errors = pair((None, Some(&file)), |world| {
+        let tree = solo(world).build().map(drop).unwrap_err().to_string();
+        assert!(tree.contains("the tree mover added in another order"), "{tree}");
+        groups(world).unwrap_err().to_string()
+    });
+    assert!(errors.iter().all(|error| error.contains("no rounds in common that a replay could repeat")), "{errors:?}");
 }
 
 #[test]

@@ -34,6 +34,7 @@ mod selftest;
 mod simulate;
 mod skew;
 mod table;
+mod trace;
 mod train;
 
 use std::process::ExitCode;
@@ -64,6 +65,8 @@ enum Command {
     Simulate(simulate::Args),
     /// Tell from a recording which ranks were late, since when, and what that cost
     Report(report::Args),
+    /// Put the traces of ranks together in one picture
+    Trace(trace::Args),
     /// Predict from formulas what a method gains
     Model(model::Args),
     /// Check on these devices what the library promises, and print what holds
@@ -97,6 +100,7 @@ pub fn command() -> ExitCode {
         Command::Fuzz(args) => fuzz::main(&args),
         Command::Simulate(args) => simulate::main(&args),
         Command::Report(args) => report::main(&args),
+        Command::Trace(args) => trace::main(&args),
         Command::Model(args) => model::main(&args),
         Command::Selftest(args) => selftest::main(&args),
         Command::Info(args) => info::main(&args),

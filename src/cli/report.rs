@@ -129,7 +129,7 @@ pub(super) fn ranks_as_json(lateness: &Lateness) -> Vec<serde_json::Value> {
         json!({
             "rank": rank.rank, "contributions": rank.contributions, "late": rank.late, "mean_age": rank.mean_age,
             "measured": rank.measured, "slow": rank.slow, "computed_s": rank.computed.as_secs_f64(),
-            "waited_s": rank.waited.as_secs_f64(), "spells": rank.spells.iter().map(spell).collect::<Vec<_>>(),
+            "waited_s": rank.waited.as_secs_f64(), "would_wait_s": rank.would_wait.as_secs_f64(), "spells": rank.spells.iter().map(spell).collect::<Vec<_>>(),
         })
     };
     lateness.ranks.iter().map(rank).collect()

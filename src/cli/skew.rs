@@ -284,6 +284,25 @@ mod tests {
         assert!(format!("trace:{name}").parse::<Skew>().is_err());
     }
 
+    /// What was drawn has the mean that was published, less the least time.
+    #[test]
+    fn the_bundled_trace_is_as_late_as_what_it_was_drawn_from() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/data/late_ranks.csv");
+        let skew: Skew = format!("trace:{file}").parse().unwrap();
+        assert!(skew.check(7).is_err() && skew.check(8).is_ok());
+        let mean = |steps: std::ops::Range<u64>| {
+            let delays: Vec<f64> =
+                steps.flat_map(|step| skew.delays(8, step, 0, STEP)).map(|delay| delay.as_secs_f64() * 1e5).collect();
+            delays.iter().sum::<f64>() / delays.len() as f64
+        };
+        for (steps, published) in [(0..100, 1235.0 - 201.0), (100..200, 475.0 - 179.0), (200..300, 454.0 - 399.0)] {
+            let drawn = mean(steps.clone());
+            assert!((drawn / published - 1.0).abs() < 0.06, "{steps:?}: {drawn} and not {published}");
+        }
+        assert_eq!(mean(300..325), 0.0);
+        assert!((mean(325..375) - 0.34 * 454.0 / 8.0).abs() < 0.1);
+    }
+
     #[test]
     fn the_closed_forms_of_linear_skew() {
         let skew: Skew = "linear:1ms".parse().unwrap();

@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 
 use super::calls::Calls;
 use super::checkpoint::Checkpoint;
-use super::core::{Cut, Stats};
+use super::core::{Cut, SavedQuorum, Stats};
 use super::lateness::Lateness;
 use super::outcome::{Outcome, Outcomes};
 use crate::error::{Error, Misuse, Result};
@@ -284,6 +284,13 @@ impl<T: Item> Allreduce<T> {
         self.calls.completion()
     }
 
+    /// Notes that the application begins to compute its next contribution now. What it has done since its last outcome,
+    /// such as applying it, then does not count in [`Entry::computed`](crate::Entry::computed). Without this call it
+    /// does.
+    pub fn begin_computation(&mut self) {
+        self.calls.begin_computation();
+    }
+
     /// Returns which ranks were late, since when, and what that costs, in the rounds whose outcomes this rank has
     /// released. It follows from the cuts, so all ranks know the same of the same rounds.
     #[must_use]
@@ -333,7 +340,25 @@ impl<T: Item> Allreduce<T> {
     pub(super) fn checkpoint(&self, round: u64, lengths: &[usize]) -> Checkpoint {
         let facts = self.calls.session().facts();
         let model = facts.has_memory.then(|| bytemuck::cast_slice(self.data(round)));
-        Checkpoint::new((facts.me, facts.ranks), self.run, self.cut(round), (self.dtype, lengths), model)
+        Checkpoint::new(
+            (facts.me, facts.ranks),
+            self.run,
+            self.cut(round),
+            (self.dtype, lengths),
+            model,
+            self.quorum_after(round),
+        )
+    }
+
+    /// Returns what quorums follow from after a held round, or the newest released one, if the collective chooses them
+    /// itself.
+    fn quorum_after(&self, round: u64) -> Option<SavedQuorum> {
+        self.calls.session().quorum_after(round)
+    }
+
+    /// As for a checkpoint of the newest round that the caller took.
+    pub(super) fn newest_quorum(&self) -> Option<SavedQuorum> {
+        self.quorum_after(*self.calls.session().held().end())
     }
 
     pub(super) fn cut(&self, round: u64) -> &Cut {

@@ -13,13 +13,14 @@ mod models;
 mod plan;
 mod texts;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::allreduce::Allreduce;
 use super::calls::Calls;
 use super::checkpoint::Checkpoint;
 use super::choices::{Choices, compare, encode, encode_error};
-use super::core::Plan;
+use super::core::{Plan, SavedQuorum};
 use super::driver::{Driver, Reduction};
 use super::engine::Engine;
 use super::following::Following;
@@ -39,6 +40,7 @@ use crate::random;
 use crate::reduce::{Dtype, Element, Item, Reduce};
 use crate::rule::{Absent, AgreementBy, Executor, Fire, Grace, Mover, Scale, Schedule};
 use crate::time::Deadline;
+use crate::trace::Track;
 use crate::trigger::{Request, Start};
 use crate::world::World;
 use models::Model;
@@ -55,6 +57,8 @@ pub struct AllreduceBuilder<'w, T> {
     needs_buckets: bool,
     model: Option<Model<'w>>,
     restored: Option<&'w Checkpoint>,
+    /// What the first quorum follows from, if the collective chooses quorums and resumes.
+    quorum: Option<SavedQuorum>,
     /// The time by which it must be made; `None` for the world's deadline, counted from the start of `build`.
     until: Option<Instant>,
     #[cfg(earlybird_faults)]
@@ -92,6 +96,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
             needs_buckets: false,
             model: None,
             restored: None,
+            quorum: None,
             until: None,
             #[cfg(earlybird_faults)]
             fuse: None,
@@ -172,6 +177,12 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     /// Counts rounds from `round` on: the first round is the one after it.
     pub(super) fn behind(mut self, round: u64) -> Self {
         self.chosen.base = round;
+        self
+    }
+
+    /// Continues to choose quorums from what was saved.
+    pub(super) fn with_quorum(mut self, saved: Option<SavedQuorum>) -> Self {
+        self.quorum = saved;
         self
     }
 
@@ -260,13 +271,16 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         driver.crash(self.fuse);
         driver.reserve();
         tape.iter_mut().for_each(|tape| tape.instruct(driver.machine_mut()));
+        self.quorum.iter().for_each(|saved| driver.machine_mut().resume_quorum(saved));
         let mut following = self.following.take();
         let records = tape.as_ref().is_some_and(|tape| tape.records());
         following.iter_mut().for_each(|following| following.instruct(driver.machine_mut(), records));
         let mut memory = driver.memory();
         let places = driver.machine().plan().first_models(world.rank());
         self.write_own_model(&mut memory, places, until)?;
-        let raw = self.raw(Engine::new(driver).with_following(following), memory, executor, tape)?;
+        let track = self.track(number, driver.machine().plan().path_name());
+        let engine = Engine::new(driver).with_following(following).traced_by(track.as_ref());
+        let raw = self.raw(engine, memory, executor, (tape, track))?;
         Ok(Allreduce::new(Calls::Rounds(raw), (self.chosen.dtype, self.lengths), decode_run(&everybody)))
     }
 
@@ -308,10 +322,17 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         engine: P,
         memory: HostMemory,
         executor: Executor,
-        tape: Option<Box<Tape>>,
+        told: (Option<Box<Tape>>, Option<Arc<Track>>),
     ) -> Result<Raw<P>> {
         let waiter = Waiter::new(self.world.fabric().clone(), self.world.spin());
-        self.or_abort(Raw::new(self.world, engine, memory, (executor, waiter), tape))
+        self.or_abort(Raw::new(self.world, engine, memory, (executor, waiter), told))
+    }
+
+    /// Returns the track of the collective that is being built, if this rank is traced.
+    fn track(&self, number: u32, path: &str) -> Option<Arc<Track>> {
+        let elements: usize = self.lengths.iter().sum();
+        let title = || format!("fire {}, {elements} elements, {path}", self.chosen.fire);
+        self.world.trace().map(|trace| trace.track(number, &title()))
     }
 
     /// Tells all ranks the keys of what this rank has made, or its error. Returns what it has made, and what all ranks told.
@@ -323,6 +344,11 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         let (_, made) = made?;
         check_answers(self.world.rank(), OPERATION, &everybody)?;
         Ok((made, everybody))
+    }
+
+    /// Returns what the first quorum follows from, if the collective resumes.
+    pub(super) fn quorum(&self) -> Option<SavedQuorum> {
+        self.quorum.clone()
     }
 
     pub(super) fn world(&self) -> &'w World {

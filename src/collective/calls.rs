@@ -73,6 +73,7 @@ impl Calls {
         #[inline] fn wait(&mut self, deadline: Deadline) -> Result<RangeInclusive<u64>>;
         fn try_wait(&mut self) -> Result<Option<RangeInclusive<u64>>>;
         fn leave(&mut self, deadline: Deadline) -> Result<Option<RangeInclusive<u64>>>;
+        fn begin_computation(&mut self) -> ();
         fn tend(&mut self, operation: &'static str) -> Result<()>;
         #[inline] fn settle(&mut self) -> ();
         fn release(&mut self, newest: u64) -> ();

@@ -12,15 +12,15 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::choices::digest;
-use super::core::{Cut, Part};
+use super::core::{Cut, Part, SavedQuorum};
 use crate::error::{Error, Result};
 use crate::reduce::{Dtype, Element};
 
 /// The version of the format.
 const VERSION: u32 = 1;
 
-/// The maximum length of the header: enough for some hundred thousand tensors.
-const MOST_HEADER: u64 = 4 << 20;
+/// The maximum length of the header: enough for some million tensors, or some hundred thousand ranks.
+const MOST_HEADER: u64 = 64 << 20;
 
 /// The largest round. No run gets that far, and the rounds after it can still be counted.
 const MOST_ROUNDS: u64 = 1 << 62;
@@ -55,6 +55,9 @@ struct Header {
     cut: u64,
     /// The length of the model in bytes, if there is one.
     model: Option<u64>,
+    /// What the next quorums follow from, if the collective chooses them itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    auto: Option<SavedQuorum>,
     /// Whether numbers begin with their lowest byte.
     little_endian: bool,
 }
@@ -67,6 +70,7 @@ impl Checkpoint {
         cut: &Cut,
         (element, lengths): (Dtype, &[usize]),
         model: Option<&[u8]>,
+        auto: Option<SavedQuorum>,
     ) -> Self {
         let header = Header {
             earlybird_checkpoint: VERSION,
@@ -78,6 +82,7 @@ impl Checkpoint {
             run,
             cut: digest_of(cut),
             model: model.map(|bytes| bytes.len() as u64),
+            auto,
             little_endian: cfg!(target_endian = "little"),
         };
         Checkpoint { header, model: model.map(<[u8]>::to_vec) }
@@ -113,6 +118,10 @@ impl Checkpoint {
 
     pub(super) fn model_bytes(&self) -> Option<&[u8]> {
         self.model.as_deref()
+    }
+
+    pub(super) fn quorum(&self) -> Option<&SavedQuorum> {
+        self.header.auto.as_ref()
     }
 
     /// Returns a name that differs from the name of any checkpoint of another round or run.
@@ -154,7 +163,7 @@ impl Checkpoint {
     /// To get a complete file or none, write to a temporary file beside the target, flush it, and rename it.
     ///
     /// # Errors
-    /// The error of the writer. Also a header of more than 4 MiB, which very many tensors cause.
+    /// The error of the writer. Also a header of more than 64 MiB, which very many tensors cause.
     pub fn write_to(&self, mut to: impl Write) -> Result<()> {
         let operation = "checkpoint.write_to";
         let mut header =
@@ -225,6 +234,9 @@ impl Header {
         if !(1..=MOST_ROUNDS).contains(&round) {
             return Err(format!("round {round} is out of range"));
         }
+        if self.auto.as_ref().is_some_and(|auto| !auto.is_possible(ranks, round)) {
+            return Err("what it says about quorums is out of range".to_owned());
+        }
         let element: Dtype = self.element.parse().map_err(|problem| format!("{problem}"))?;
         let elements = lengths.iter().try_fold(0usize, |sum, &length| sum.checked_add(length));
         let bytes = elements.and_then(|elements| elements.checked_mul(element.size()));
@@ -291,7 +303,7 @@ mod tests {
     fn sample(model: Option<&[f32]>) -> Checkpoint {
         let entries = (0..3).map(|rank| Entry::new(rank, Part::Fresh, (0, Particulars::PLAIN), 0)).collect();
         let cut = Cut::of_entries(12, Some(1), entries);
-        Checkpoint::new((1, 3), 77, &cut, (Dtype::F32, &[2, 1]), model.map(bytemuck::cast_slice))
+        Checkpoint::new((1, 3), 77, &cut, (Dtype::F32, &[2, 1]), model.map(bytemuck::cast_slice), None)
     }
 
     fn written(checkpoint: &Checkpoint) -> Vec<u8> {
@@ -323,7 +335,7 @@ mod tests {
     fn other_rounds_runs_and_cuts_have_other_names() {
         let of = |run, round, age| {
             let cut = Cut::of_entries(round, None, vec![Entry::new(0, Part::Carried, (age, Particulars::PLAIN), 0)]);
-            Checkpoint::new((0, 1), run, &cut, (Dtype::U64, &[1]), None).name()
+            Checkpoint::new((0, 1), run, &cut, (Dtype::U64, &[1]), None, None).name()
         };
         let names = [of(1, 9, 1), of(2, 9, 1), of(1, 8, 1), of(1, 9, 2)];
         assert!((1..4).all(|at| !names[..at].contains(&names[at])), "{names:?}");
@@ -363,7 +375,7 @@ mod tests {
             (b"".to_vec(), "not a checkpoint"),
             (b"\n".to_vec(), "not a checkpoint"),
             (b"{}\n".to_vec(), "not a checkpoint of version 1"),
-            (vec![b'{'; 5 << 20], "not a checkpoint"),
+            (vec![b'{'; 65 << 20], "not a checkpoint"),
             (forged("checkpoint\":1", "checkpoint\":2", 12), "version 2"),
             (forged("\"rank\":1", "\"rank\":3", 12), "rank 3 is not in a world of 3"),
             (forged("\"round\":12", "\"round\":0", 12), "round 0 is out of range"),

@@ -2,9 +2,10 @@
 #![forbid(unsafe_code)]
 
 use std::ops::{Range, RangeInclusive};
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::core::{Cut, Effort, FOREVER, Machine, Part, Particulars, Stats};
+use super::core::{AutoQuorum, Cut, Effort, FOREVER, Machine, Part, Particulars, Stats};
 use super::driver::Driver;
 use super::following::Following;
 use super::protocol::{Buffer, Facts, Goal, Protocol};
@@ -15,6 +16,7 @@ use crate::fault::Fault;
 use crate::rank_set::RankSet;
 use crate::rule::{AgreementBy, MovementBy, Mover};
 use crate::time::Time;
+use crate::trace::{Event, Track};
 
 /// A driver and its state between two calls. The caller uses it, or a helper thread in the caller's place.
 #[derive(Debug)]
@@ -27,16 +29,53 @@ pub(crate) struct Engine {
     /// When this rank closed the round whose landing is measured.
     closed: Option<Time>,
     following: Option<Box<Following>>,
+    traced: Option<Box<Traced>>,
+}
+
+/// The track of a collective, and what it has told.
+#[derive(Debug)]
+struct Traced {
+    track: Arc<Track>,
+    fired: u64,
+    landed: u64,
+}
+
+impl Traced {
+    /// Tells what has become known or complete since the last call. A cut is there until its round is taken.
+    #[cold]
+    fn follow(&mut self, machine: &Machine) {
+        let plan = machine.plan();
+        for round in self.fired + 1..=machine.fired() {
+            let (number, cut) = (plan.number(round), machine.cut(round));
+            if cut.initiator() == Some(plan.me) {
+                self.track.tell(Event::Fires { round: number });
+            }
+            let count = |part| cut.entries().filter(|entry| entry.part == part).count();
+            let (fresh, carried) = (count(Part::Fresh), count(Part::Carried));
+            self.track.tell(Event::Learns { round: number, fresh, carried });
+        }
+        for round in self.landed + 1..=machine.landed() {
+            self.track.tell(Event::Lands { round: plan.number(round) });
+        }
+        (self.fired, self.landed) = (machine.fired(), machine.landed());
+    }
 }
 
 impl Engine {
     pub(crate) fn new(driver: Driver) -> Self {
-        Engine { driver, goal: Goal::Outcome, searches: false, closed: None, following: None }
+        Engine { driver, goal: Goal::Outcome, searches: false, closed: None, following: None, traced: None }
     }
 
     /// Sets the collectives that this engine leads, or the one that leads it.
     pub(crate) fn with_following(mut self, following: Option<Following>) -> Self {
         self.following = following.map(Box::new);
+        self
+    }
+
+    /// Tells a track what happens from now on.
+    pub(crate) fn traced_by(mut self, track: Option<&Arc<Track>>) -> Self {
+        let (fired, landed) = (self.machine().fired(), self.machine().landed());
+        self.traced = track.map(|track| Box::new(Traced { track: track.clone(), fired, landed }));
         self
     }
 
@@ -74,6 +113,20 @@ impl Engine {
         }
     }
 
+    /// Traces what a step has brought, and passes cuts on.
+    #[inline]
+    fn stepped(&mut self) {
+        self.trace();
+        self.pass_cuts();
+    }
+
+    #[inline]
+    fn trace(&mut self) {
+        if let Some(traced) = &mut self.traced {
+            traced.follow(self.driver.machine());
+        }
+    }
+
     /// Forgets when this rank closed a round: the rank was busy with something else, so the time is not a measure.
     fn forget_time(&mut self) {
         self.machine_mut().measured(None);
@@ -87,7 +140,7 @@ impl Engine {
     pub(crate) fn step(&mut self, now: Time, effort: Effort) -> Result<bool> {
         self.pass_cuts();
         let stepped = self.driver.step(now, effort);
-        self.pass_cuts();
+        self.stepped();
         stepped
     }
 
@@ -255,7 +308,7 @@ impl Protocol for Engine {
     fn drive(&mut self, now: Time, effort: Effort) -> Result<()> {
         self.pass_cuts();
         let driven = self.drive_on(now, effort);
-        self.pass_cuts();
+        self.stepped();
         driven
     }
 
@@ -270,6 +323,10 @@ impl Protocol for Engine {
 
     fn stats(&self) -> Stats {
         self.machine().stats()
+    }
+
+    fn auto_quorum(&self) -> Option<&AutoQuorum> {
+        self.machine().auto_quorum()
     }
 
     fn recorded(&mut self) -> Vec<Cut> {
@@ -368,6 +425,7 @@ impl Work for Engine {
         let unseen = driver.machine().plan().fault(Fault::SleepUnseen);
         if !unseen && driver.step(now, Effort::Search)? {
             driver.endpoint().cancel_wait();
+            self.trace();
             return Ok(Rest::Awake);
         }
         *searches = false;
@@ -416,8 +474,6 @@ impl Work for Engine {
 #[cfg(not(loom))]
 mod tests {
     use std::process::{Child, Command};
-
-    use std::sync::Arc;
 
     use super::*;
     use crate::collective::core::{Op, Plan, Terms, Token, program};

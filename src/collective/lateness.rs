@@ -67,6 +67,8 @@ pub struct RankLateness {
     pub computed: Duration,
     /// See [`computed`](RankLateness::computed).
     pub waited: Duration,
+    /// How long it would have waited in the same steps if each had waited for all ranks.
+    pub would_wait: Duration,
     /// When it was slow, oldest first. Empty for a rank whose slow steps are jitter. Of a rank with more than 16
     /// spells, the first joins the oldest ones, and the time between them.
     pub spells: Vec<SlowSpell>,
@@ -128,6 +130,7 @@ struct Seen {
     slow: u64,
     computed: Time,
     waited: Time,
+    would_wait: Time,
     /// The evidence for a change, and the first round of it.
     evidence: f64,
     begins: u64,
@@ -291,6 +294,7 @@ impl Account {
         let Some(fast) = self.newest.learn(cut) else { return };
         let others = self.ranks.iter().zip(&self.newest.times).filter(|(seen, _)| !seen.is_slow());
         let slowest = others.filter_map(|(_, &time)| time).max().unwrap_or(fast);
+        let last = self.newest.times.iter().flatten().max().copied().unwrap_or(fast);
         let share = (self.slow_of_late / self.all_of_late.max(1.0)).clamp(LEAST_SHARE, LARGEST_SHARE);
         self.slow_of_late *= 1.0 - 1.0 / MEMORY;
         self.all_of_late *= 1.0 - 1.0 / MEMORY;
@@ -299,6 +303,7 @@ impl Account {
             let seen = &mut self.ranks[entry.rank as usize];
             let is_slow = u128::from(time) * 100 > u128::from(fast) * u128::from(SLOW);
             seen.slow += u64::from(is_slow);
+            seen.would_wait = seen.would_wait.saturating_add(last.saturating_sub(time));
             if !seen.is_slow() {
                 self.all_of_late += 1.0;
                 self.slow_of_late += f64::from(u8::from(is_slow));
@@ -324,6 +329,7 @@ impl Account {
             slow: seen.slow,
             computed: Duration::from_nanos(seen.computed),
             waited: Duration::from_nanos(seen.waited),
+            would_wait: Duration::from_nanos(seen.would_wait),
             spells: seen.spells.iter().map(spell).collect(),
         };
         Lateness { rounds: self.rounds, ranks: self.ranks.iter().enumerate().map(rank).collect() }

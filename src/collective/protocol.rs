@@ -4,7 +4,7 @@
 
 use std::ops::{Range, RangeInclusive};
 
-use super::core::{Cut, Effort, Particulars, Stats, slot_of};
+use super::core::{AutoQuorum, Cut, Effort, Particulars, Stats, slot_of};
 use crate::error::Result;
 use crate::executor::runner::Runner;
 use crate::executor::work::Shared;
@@ -157,6 +157,11 @@ pub(crate) trait Protocol: Shared {
     fn look(&mut self, now: Time) -> Result<()>;
 
     fn stats(&self) -> Stats;
+
+    /// Returns what chooses the quorum of the next round, if the collective chooses it itself.
+    fn auto_quorum(&self) -> Option<&AutoQuorum> {
+        None
+    }
 
     /// Returns the cuts that became known since the last call, if they are recorded.
     fn recorded(&mut self) -> Vec<Cut> {

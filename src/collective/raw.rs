@@ -4,6 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::ops::{Range, RangeInclusive};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::core::{Effort, Stats};
@@ -17,6 +18,7 @@ use crate::fabric::HostMemory;
 use crate::rank_set::RankSet;
 use crate::rule::Executor;
 use crate::time::{Deadline, Time};
+use crate::trace::{Event, Track};
 use crate::world::World;
 
 /// A session and the threads that drive it: its caller, which waits here, and a helper thread if there is one.
@@ -32,6 +34,7 @@ pub(crate) struct Raw<P: Protocol> {
     finished: bool,
     /// The recording or replay, if there is one.
     tape: Option<Box<Tape>>,
+    track: Option<Arc<Track>>,
     /// The last deadline that passed, to be reported if this rank gives up.
     last_timeout: Option<String>,
     /// Dropped after the lease: a rank may leave with its last handle of the world, and must have closed its endpoint
@@ -49,7 +52,7 @@ impl<P: Protocol> Raw<P> {
         engine: P,
         memory: HostMemory,
         (executor, waiter): (Executor, Waiter),
-        tape: Option<Box<Tape>>,
+        (tape, track): (Option<Box<Tape>>, Option<Arc<Track>>),
     ) -> Result<Self> {
         let mut session = Session::new(&engine);
         session.reserve();
@@ -66,7 +69,8 @@ impl<P: Protocol> Raw<P> {
         }
         let handles = (0..session.facts().slots).map(|_| Cell::new(0)).collect();
         let world = world.clone();
-        Ok(Raw { lease, session, executor, memory, waiter, handles, finished: false, tape, last_timeout: None, world })
+        let (finished, last_timeout) = (false, None);
+        Ok(Raw { lease, session, executor, memory, waiter, handles, finished, tape, track, last_timeout, world })
     }
 
     pub(super) fn session(&self) -> &Session {
@@ -95,6 +99,14 @@ impl<P: Protocol> Raw<P> {
     fn check(&self, operation: &'static str) -> Result<()> {
         self.check_process(operation)?;
         self.world.fabric().health(operation)
+    }
+
+    /// Traces an event. Events that a call makes while it works come from the engine.
+    #[inline]
+    fn trace(&self, event: impl FnOnce(&Session) -> Event) {
+        if let Some(track) = &self.track {
+            track.tell(event(&self.session));
+        }
     }
 
     pub(super) fn executor(&self) -> Executor {
@@ -175,6 +187,9 @@ impl<P: Protocol> Raw<P> {
         let mut engine = self.lease.take();
         self.lower_notice();
         let now = self.waiter.clock().now_if(engine.needs_time() || self.session.needs_time());
+        if let Some(track) = &self.track {
+            track.tell(Event::Arrives { round: self.session.next_round() });
+        }
         self.session.arrive(&mut *engine, now, unfilled);
         if let Some(tape) = &mut self.tape {
             tape.arrived();
@@ -257,7 +272,10 @@ impl<P: Protocol> Raw<P> {
     #[inline]
     fn take(&mut self, operation: &'static str, deadline: Deadline) -> Result<RangeInclusive<u64>> {
         self.session.waits(|| self.waiter.clock().now());
-        let rounds = self.reach(operation, deadline, Session::take)?;
+        self.trace(|_| Event::Waits);
+        let reached = self.reach(operation, deadline, Session::take);
+        self.trace(|_| Event::Returns);
+        let rounds = reached?;
         self.took(&rounds);
         Ok(rounds)
     }
@@ -275,6 +293,7 @@ impl<P: Protocol> Raw<P> {
     fn took(&mut self, rounds: &RangeInclusive<u64>) {
         self.lower_notice();
         self.session.took(|| self.waiter.clock().now());
+        self.trace(|session| session.takes(rounds));
         if let Some(tape) = &mut self.tape {
             let cuts = self.lease.take().recorded();
             tape.took(rounds, &cuts);
@@ -323,6 +342,7 @@ impl<P: Protocol> Raw<P> {
         if self.session.is_to_leave() {
             let mut engine = self.lease.take();
             let now = self.waiter.clock().now();
+            self.trace(|_| Event::Leaves);
             self.session.leave(&mut *engine, now);
         }
         if self.session.goal() == Goal::Outcome {
@@ -330,6 +350,7 @@ impl<P: Protocol> Raw<P> {
             let rounds = self.reach(operation, deadline, Session::take)?;
             self.lower_notice();
             if !rounds.is_empty() {
+                self.trace(|session| session.takes(&rounds));
                 return Ok(Some(rounds));
             }
         }
@@ -338,6 +359,7 @@ impl<P: Protocol> Raw<P> {
         }
         self.part()?;
         self.finished = true;
+        self.trace(|_| Event::Ends);
         let Some(tape) = self.tape.take() else { return Ok(None) };
         let cuts = self.lease.take().recorded();
         tape.left(self.world.rank(), operation, &cuts).map(|()| None)
@@ -359,6 +381,11 @@ impl<P: Protocol> Raw<P> {
             std::thread::sleep(Duration::from_micros(100));
         }
         fabric.exchange(operation, &[], until).map(drop)
+    }
+
+    /// Notes that the application begins to compute its next contribution only now.
+    pub(super) fn begin_computation(&mut self) {
+        self.session.computes(|| self.waiter.clock().now());
     }
 
     /// Does all pending work for the last arrival now, as a thread would.
@@ -410,6 +437,7 @@ impl<P: Protocol> Raw<P> {
             return;
         }
         let mut engine = self.lease.take();
+        self.trace(|session| Event::Releases { round: session.facts().base + newest });
         self.session.release(&mut *engine, newest);
         let now = self.now(&engine);
         // The next call reports an endpoint that failed.
@@ -465,6 +493,9 @@ impl<P: Protocol> Raw<P> {
 
 impl<P: Protocol> Drop for Raw<P> {
     fn drop(&mut self) {
+        if !self.finished {
+            self.trace(|_| Event::Ends);
+        }
         if !self.finished && self.world.is_own() && self.world.fabric().health("drop").is_ok() {
             let after = self.last_timeout.take().map_or(String::new(), |text| format!(", after {text}"));
             self.world.abort(&format!("it dropped a collective without finish{after}"));

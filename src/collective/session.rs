@@ -10,7 +10,7 @@ use std::cell::{Cell, RefCell};
 use std::hash::{Hash, Hasher};
 use std::ops::RangeInclusive;
 
-use super::core::{Cut, Particulars};
+use super::core::{AutoQuorum, Cut, Part, Particulars, SavedQuorum};
 use super::lateness::{Account, Lateness};
 use super::protocol::{Buffer, Facts, Goal, Protocol};
 use super::step_timer::StepTimer;
@@ -18,6 +18,7 @@ use crate::error::{Error, Misuse, Result};
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
 use crate::time::Time;
+use crate::trace::Event;
 
 /// How far a rank has come with leaving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,6 +65,8 @@ pub(crate) struct Session {
     account: RefCell<Account>,
     /// Ranks that are active after round `released`.
     active: RefCell<RankSet>,
+    /// What chooses quorums, after round `released`: a checkpoint of a held round continues from there.
+    auto: Option<Box<RefCell<AutoQuorum>>>,
 }
 
 impl Session {
@@ -83,6 +86,7 @@ impl Session {
             released: Cell::new(0),
             account: RefCell::new(Account::new(facts.ranks)),
             active: RefCell::new(RankSet::full(facts.ranks)),
+            auto: engine.auto_quorum().map(|auto| Box::new(RefCell::new(auto.clone()))),
             facts,
         }
     }
@@ -170,6 +174,11 @@ impl Session {
         self.timer.waits(now);
     }
 
+    /// Notes that the application begins to compute its next contribution only now.
+    pub(crate) fn computes(&mut self, now: impl FnOnce() -> Time) {
+        self.timer.computes(now);
+    }
+
     /// Notes when the caller got the outcomes that were taken.
     #[inline]
     pub(crate) fn took(&mut self, now: impl FnOnce() -> Time) {
@@ -236,6 +245,18 @@ impl Session {
         self.leaving == Leaving::Gone
     }
 
+    /// Returns the round for which the next contribution is made, by the caller's number.
+    pub(crate) fn next_round(&self) -> u64 {
+        self.facts.base + self.taken + 1
+    }
+
+    /// Returns the event of having taken rounds.
+    pub(crate) fn takes(&self, rounds: &RangeInclusive<u64>) -> Event {
+        let (base, me) = (self.facts.base, self.facts.me);
+        let fresh = rounds.clone().find(|&round| self.cut(round).holds(me, Part::Fresh)).map(|round| base + round);
+        Event::Takes { first: base + rounds.start(), last: base + rounds.end(), fresh }
+    }
+
     /// Returns whether round numbers are left. A late contribution may be carried a whole ring further, and a rank that
     /// leaves needs a round.
     pub(crate) fn has_rounds_left(&self) -> bool {
@@ -276,6 +297,17 @@ impl Session {
         self.account.borrow().last_fresh(rank)
     }
 
+    /// Returns what quorums follow from after a held round, or the newest released one.
+    pub(crate) fn quorum_after(&self, round: u64) -> Option<SavedQuorum> {
+        let mut auto = self.auto.as_ref()?.borrow().clone();
+        let mut active = self.active.borrow().clone();
+        for held in self.oldest_held()..=round {
+            self.cut(held).leaving().for_each(|rank| active.remove(rank));
+            auto.learn(self.facts.base + held, self.cut(held), &active);
+        }
+        Some(auto.save())
+    }
+
     /// Returns the account of the rounds that were released.
     pub(crate) fn lateness(&self) -> Lateness {
         self.account.borrow().lateness()
@@ -302,6 +334,9 @@ impl Session {
         let (mut account, mut active) = (self.account.borrow_mut(), self.active.borrow_mut());
         for round in oldest..=newest {
             account.add(round, self.cut(round), |rank| active.remove(rank));
+            if let Some(auto) = &self.auto {
+                auto.borrow_mut().learn(self.facts.base + round, self.cut(round), &active);
+            }
         }
         engine.release(newest);
     }

@@ -49,6 +49,13 @@ impl StepTimer {
         self.began.is_some()
     }
 
+    /// Notes that the rank begins to compute only now: what it did since its last outcome is no part of the step.
+    pub(crate) fn computes(&mut self, now: impl FnOnce() -> Time) {
+        if self.began.is_some() {
+            self.began = Some(now());
+        }
+    }
+
     /// Notes that the rank hands in its contribution, and returns what it tells the others.
     #[inline]
     pub(crate) fn arrives(&mut self, now: Time) -> Durations {
@@ -121,6 +128,16 @@ mod tests {
         let computed = told.iter().filter(|(told, _)| told.computed().is_some()).count();
         assert!((11..=13).contains(&computed), "{computed}");
         assert!(told.iter().filter_map(|(told, _)| told.waited()).all(|waited| waited == 256));
+    }
+
+    /// What a rank does with its outcome, such as applying it, is not counted.
+    #[test]
+    fn a_step_may_begin_after_its_outcome() {
+        let timer = &mut StepTimer::new(true);
+        timer.took(1, || 1_000_000);
+        timer.computes(|| 9_000_000);
+        assert_eq!(timer.arrives(14_000_000), Durations::new(Some(5_000_000), None));
+        StepTimer::new(true).computes(|| panic!("no step is measured"));
     }
 
     #[test]

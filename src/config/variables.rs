@@ -14,7 +14,7 @@ pub struct Variable {
 }
 
 /// Every variable, ordered by importance.
-pub const VARIABLES: [Variable; 23] = [
+pub const VARIABLES: [Variable; 24] = [
     Variable { name: "EARLYBIRD_RANK", default: "from the launcher", meaning: "this process's rank, from 0" },
     Variable { name: "EARLYBIRD_WORLD_SIZE", default: "from the launcher", meaning: "ranks in the world" },
     Variable {
@@ -116,6 +116,11 @@ pub const VARIABLES: [Variable; 23] = [
         name: "EARLYBIRD_REPLAY",
         default: "none",
         meaning: "replays what EARLYBIRD_RECORD has recorded in a run before: the same contributions enter each round",
+    },
+    Variable {
+        name: "EARLYBIRD_TRACE",
+        default: "none",
+        meaning: "writes what happens in collectives as trace events, for Perfetto or Chrome; rank R writes FILE.R",
     },
     Variable {
         name: LOG,

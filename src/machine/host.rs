@@ -22,6 +22,11 @@ pub(crate) fn host_identity() -> String {
     format!("{} {} {}", boot(), space("pid"), space("net"))
 }
 
+/// Returns a text that is equal for processes that share a monotonic clock.
+pub(crate) fn clock_identity() -> String {
+    format!("{} {}", boot(), space("time"))
+}
+
 /// Returns the kernel of this machine, such as `Linux 6.1.0`.
 #[cfg(feature = "cli")]
 pub(crate) fn kernel() -> String {

@@ -17,6 +17,7 @@ use crate::model::HwConfig;
 use crate::random::draw;
 use crate::seal::Secret;
 use crate::time::Deadline;
+use crate::trace::Trace;
 
 const OPERATION: &str = "split";
 
@@ -28,8 +29,8 @@ impl World {
     ///
     /// The new world uses shared memory if all its ranks are on one machine and their [`Config::fabric`] allows that.
     /// Otherwise it uses the network that its ranks have in common. It is independent: it outlives this world, and an
-    /// abort or a death in one is not a failure of the other. Its recordings have the number of the split and the color
-    /// in their names.
+    /// abort or a death in one is not a failure of the other. Its recordings and traces have the number of the split and the
+    /// color in their names.
     ///
     /// # Errors
     /// [`Error::Timeout`] with the ranks that did not come by [`Config::deadline`]; [`Error::Join`] as for
@@ -41,6 +42,7 @@ impl World {
         let config = Config {
             record: of_group(self.inner.config.record.as_ref(), number, color),
             replay: of_group(self.inner.config.replay.as_ref(), number, color),
+            trace: of_group(self.inner.config.trace.as_ref(), number, color),
             ..self.inner.config.clone()
         };
         let until = Deadline::from(config.deadline).instant();
@@ -48,7 +50,10 @@ impl World {
         let group = Group::of(&all, self.rank());
         let measured = HwConfig::load(config.hw_config.as_deref())?;
         let joined = self.join_group(&group, (&config, &measured), until);
-        let joined = joined.and_then(|members| World::joined(members, &config, &measured, until, OPERATION));
+        let joined = joined.and_then(|members| {
+            let trace = Trace::create(config.trace.as_deref(), group.rank, group.members.len() as u32)?;
+            World::joined(members, &config, &measured, (until, OPERATION), trace)
+        });
         joined.map_err(|error| match error {
             Error::Join { cause, .. } => {
                 let (members, last) = (Ranks(group.members.clone()), group.members.len() - 1);
@@ -99,7 +104,7 @@ impl World {
     }
 }
 
-/// Returns the name of a group's recording.
+/// Returns the name of a group's recording or trace.
 fn of_group(name: Option<&PathBuf>, number: u32, color: u32) -> Option<PathBuf> {
     let mut name = OsString::from(name?);
     name.push(format!(".{number}-{color}"));

@@ -9,13 +9,16 @@ mod info;
 mod input;
 mod report;
 mod selftest;
+mod trace;
 
 use common::command::{earlybird, text};
 
 #[test]
 fn help_lists_every_command() {
     let output = earlybird(&["--help"]).output().unwrap();
-    for command in ["run", "bench", "train", "program", "fuzz", "simulate", "report", "model", "selftest", "info"] {
+    for command in
+        ["run", "bench", "train", "program", "fuzz", "simulate", "report", "trace", "model", "selftest", "info"]
+    {
         let listed = text(&output).lines().any(|line| line.split_whitespace().next() == Some(command));
         assert!(listed, "{command}: {}", text(&output));
     }

@@ -173,6 +173,12 @@ impl Allreduce {
         self.0.wait_for(py, timeout, |sum, within| sum.finish(within))
     }
 
+    /// Notes that the program begins to compute its next contribution now.
+    fn begin_computation(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.enter(py)?.get_mut().begin_computation();
+        Ok(())
+    }
+
     /// The account of lateness, a rank after the other.
     fn _lateness(&self, py: Python<'_>) -> PyResult<Vec<Account>> {
         Ok(accounts(&self.0.enter(py)?.get().lateness()))

@@ -172,8 +172,8 @@ impl<C: Send> Drop for Handle<C> {
 type Spell = (u64, Option<u64>, f64, f64);
 
 /// What the account of lateness says of a rank: its contributions, those that were late, their mean age, its measured
-/// and its slow steps, the seconds that it computed and waited, and its slow spells.
-pub(crate) type Account = (u64, u64, f64, u64, u64, f64, f64, Vec<Spell>);
+/// and its slow steps, the seconds that it computed, waited and would have waited for all ranks, and its slow spells.
+pub(crate) type Account = (u64, u64, f64, u64, u64, f64, f64, f64, Vec<Spell>);
 
 /// The account of lateness, a rank after the other.
 pub(crate) fn accounts(lateness: &Lateness) -> Vec<Account> {
@@ -181,7 +181,8 @@ pub(crate) fn accounts(lateness: &Lateness) -> Vec<Account> {
     let rank = |of: &RankLateness| {
         let (computed, waited) = (of.computed.as_secs_f64(), of.waited.as_secs_f64());
         let spells = of.spells.iter().map(spell).collect();
-        (of.contributions, of.late, of.mean_age, of.measured, of.slow, computed, waited, spells)
+        let would_wait = of.would_wait.as_secs_f64();
+        (of.contributions, of.late, of.mean_age, of.measured, of.slow, computed, waited, would_wait, spells)
     };
     lateness.ranks.iter().map(rank).collect()
 }

@@ -8,6 +8,8 @@ mod layers;
 mod learner;
 mod method;
 mod mlp;
+#[cfg(all(test, not(loom)))]
+mod played_tests;
 mod report;
 mod rows;
 mod saved;

@@ -8,6 +8,7 @@ use super::bucket::{Bucket, BucketStage, finish_all, leave_all, waited_since};
 use super::timing::{FIRST, PERIOD, Timing};
 use super::{BucketOutcome, BucketOutcomes, Buckets};
 use crate::collective::build::AllreduceBuilder;
+use crate::collective::core::SavedQuorum;
 use crate::collective::following::{Following, Inbox};
 use crate::collective::lateness::Lateness;
 use crate::collective::options::Options;
@@ -99,7 +100,7 @@ impl<T: Item> BucketedAllreduce<T> {
             meets_only_to_plan,
             fault: Fault::chosen(),
         };
-        match made.make(&choices, &ranges, until) {
+        match made.make((&choices, of_all.quorum()), &ranges, until) {
             Ok(parts) => made.parts = parts,
             Err(error) => {
                 // The world continues without this collective.
@@ -112,7 +113,12 @@ impl<T: Item> BucketedAllreduce<T> {
 
     /// Makes the collectives of buckets. If one cannot be made, which all ranks notice, they leave those that were
     /// made.
-    fn make(&self, choices: &Options, ranges: &[Range<usize>], until: Deadline) -> Result<Vec<Bucket<T>>> {
+    fn make(
+        &self,
+        (choices, quorum): (&Options, Option<SavedQuorum>),
+        ranges: &[Range<usize>],
+        until: Deadline,
+    ) -> Result<Vec<Bucket<T>>> {
         let world = &self.world;
         let inboxes: Vec<Arc<Inbox>> = ranges.iter().skip(1).map(|_| Arc::default()).collect();
         let mut parts = Vec::with_capacity(ranges.len());
@@ -122,8 +128,8 @@ impl<T: Item> BucketedAllreduce<T> {
             let is_partial = !choices.fire.is_synchronous();
             let sum = match &inbox {
                 _ if !is_partial => choices.synchronous(world, lengths, until),
-                None => choices.following(world, lengths, Following::leading(inboxes.clone()), until),
-                Some(inbox) => choices.following(world, lengths, Following::Follows(inbox.clone()), until),
+                None => choices.following(world, lengths, (Following::leading(inboxes.clone()), quorum.clone()), until),
+                Some(inbox) => choices.following(world, lengths, (Following::Follows(inbox.clone()), None), until),
             };
             let sum = sum.inspect_err(|_| _ = finish_all(&mut parts, soon(), None))?;
             let inbox = inbox.filter(|_| is_partial);
@@ -225,7 +231,8 @@ impl<T: Item> BucketedAllreduce<T> {
             return Ok(());
         }
         choices.base = self.newest;
-        let made = self.make(&choices, &planned, until)?;
+        let quorum = self.parts.first().and_then(|first| first.sum.newest_quorum());
+        let made = self.make((&choices, quorum), &planned, until)?;
         finish_all(&mut self.parts, until, None)?;
         (self.parts, self.choices) = (made, choices);
         self.replans += u64::from(is_new);
@@ -407,6 +414,11 @@ impl<T: Item> BucketedAllreduce<T> {
     pub fn release_up_to(&mut self, round: u64) {
         let parts = self.parts.iter_mut().filter(|part| !part.waits_for_caller());
         parts.for_each(|part| part.sum.release_up_to(round));
+    }
+
+    /// As [`Allreduce::begin_computation`](crate::Allreduce::begin_computation).
+    pub fn begin_computation(&mut self) {
+        self.parts.iter_mut().for_each(|part| part.sum.begin_computation());
     }
 
     /// Returns the account of the rounds that this rank has released, like

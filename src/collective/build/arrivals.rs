@@ -4,6 +4,7 @@ use super::combinations::Kind;
 use super::{AllreduceBuilder, OPERATION};
 use crate::collective::allreduce::Allreduce;
 use crate::collective::calls::Calls;
+use crate::collective::recording::Tape;
 use crate::collective::regions::{Made, decode_run, import_regions, make_memory};
 use crate::collective::tickets::{
     Areas, Mean, Memory, TicketDriver, TicketEngine, TicketMachine, TicketPlan, TicketTerms,
@@ -18,12 +19,15 @@ use crate::time::Deadline;
 impl<T: Item> AllreduceBuilder<'_, T> {
     /// Builds the collective with groups of this size. As [`build`](AllreduceBuilder::build).
     pub(super) fn build_arrivals(self, size: u32) -> Result<Allreduce<T>> {
-        let (operation, world) = (OPERATION, self.world);
+        let (operation, world, number) = (OPERATION, self.world, self.world.next_collective());
         let until = self.until.unwrap_or_else(|| Deadline::from(world.deadline()).instant());
         let planned = self.plan_arrivals(size);
         let segment = ("the segment (by hw-config)", world.parameters().segment().to_string());
-        let choices = |_: &_| [self.common_choices(), vec![segment]].concat();
-        let (plan, areas) = self.agree(planned, choices, until)?;
+        let planned = planned.and_then(|(plan, areas)| {
+            let choices = [self.common_choices(), vec![segment]].concat();
+            Ok((Tape::of_groups(world, number, &choices)?, choices, plan, areas))
+        });
+        let (tape, _, plan, areas) = self.agree(planned, |(_, choices, ..)| choices.clone(), until)?;
         let mut endpoint = self.or_abort(world.fabric().open(RawAccess::CRATE))?;
         let topology = world.topology().clone();
         let host = topology.host_of(world.rank());
@@ -57,7 +61,9 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         let driver = self.or_abort(made.map_err(|error| error.in_call(operation)))?;
         let mut memory = driver.memory();
         self.write_own_model(&mut memory, [own_register].into_iter(), until)?;
-        let raw = self.raw(TicketEngine::new(driver), memory, self.chosen_executor(), None)?;
+        let engine = TicketEngine::new(driver).recorded(tape.is_some());
+        let told = (tape, self.track(number, "by arrival"));
+        let raw = self.raw(engine, memory, self.chosen_executor(), told)?;
         Ok(Allreduce::new(Calls::Arrivals(raw), (self.chosen.dtype, self.lengths), decode_run(&everybody)))
     }
 

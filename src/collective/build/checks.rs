@@ -3,6 +3,7 @@
 use super::combinations::{Combination, Kind, check};
 use super::{AllreduceBuilder, MOST_DEPTH};
 use crate::collective::allreduce::Allreduce;
+use crate::collective::core::SavedQuorum;
 use crate::collective::following::Following;
 use crate::collective::options::Options;
 use crate::error::Result;
@@ -43,7 +44,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
             kind,
             restored: self.restored.is_some(),
             buckets: self.needs_buckets,
-            world_tapes: self.world.record().is_some() || self.world.replay().is_some(),
+            world_replays: self.world.replay().is_some(),
             taped: self.is_taped(),
             given: self.is_given(),
             ..Combination::of_rounds(self.chosen, self.model().is_some(), self.world.topology())
@@ -90,14 +91,14 @@ impl Options {
         AllreduceBuilder::of_chosen(world, chosen, lengths, until).build()
     }
 
-    /// Builds one of several collectives that share the cuts of the first.
+    /// Builds one of several collectives that share the cuts of the first, which may resume choosing its quorums.
     pub(in crate::internals::collective) fn following<T: Item>(
         self,
         world: &World,
         lengths: &[usize],
-        following: Following,
+        (following, quorum): (Following, Option<SavedQuorum>),
         until: Deadline,
     ) -> Result<Allreduce<T>> {
-        AllreduceBuilder::of_chosen(world, self, lengths, until).following(following).build()
+        AllreduceBuilder::of_chosen(world, self, lengths, until).following(following).with_quorum(quorum).build()
     }
 }

@@ -33,8 +33,8 @@ pub(super) struct Combination {
     pub(super) restored: bool,
     /// The preset is for buckets.
     pub(super) buckets: bool,
-    /// The world records or replays.
-    pub(super) world_tapes: bool,
+    /// The world replays.
+    pub(super) world_replays: bool,
     /// Its cuts are those of one run only, and recorded or replayed.
     pub(super) taped: bool,
     /// Its cuts are given.
@@ -62,7 +62,7 @@ impl Combination {
             model,
             restored: false,
             buckets: false,
-            world_tapes: false,
+            world_replays: false,
             taped: false,
             given: false,
             one_host: topology.is_one_host(),
@@ -142,9 +142,9 @@ pub(super) const CONFLICTS: [Conflict; 31] = [
         "no contribution to a group by order of arrival is late; use absent=carry, or absent=hold for models",
     ),
     conflict(
-        "arrivals; recorded or replayed",
-        |it| it.kind == Kind::Arrivals && it.world_tapes,
-        "groups by order of arrival are not recorded or replayed; unset EARLYBIRD_RECORD and EARLYBIRD_REPLAY",
+        "arrivals; replayed",
+        |it| it.kind == Kind::Arrivals && it.world_replays,
+        "groups by order of arrival have no rounds in common that a replay could repeat; unset EARLYBIRD_REPLAY",
     ),
     conflict(
         "arrivals; a checkpoint",
@@ -237,9 +237,9 @@ pub(super) const CONFLICTS: [Conflict; 31] = [
         "held models are replayed on one host only; start all ranks on one machine, over shared memory (EARLYBIRD_FABRIC=shm)",
     ),
     conflict(
-        "mover=tree; recorded or replayed",
-        |it| it.asks_for_tree() && it.taped,
-        "the tree mover adds in another order, so its rounds cannot be replayed; use the cut mover (--mover cut), or neither EARLYBIRD_RECORD nor EARLYBIRD_REPLAY",
+        "mover=tree; replayed",
+        |it| it.asks_for_tree() && it.given,
+        "the tree mover adds in another order, so its rounds cannot be replayed; use the cut mover (--mover cut), or unset EARLYBIRD_REPLAY",
     ),
     conflict(
         "mover=tree; several ranks on each of several hosts",
@@ -271,7 +271,7 @@ mod tests {
         model: false,
         restored: false,
         buckets: false,
-        world_tapes: false,
+        world_replays: false,
         taped: false,
         given: false,
         one_host: true,
@@ -315,7 +315,7 @@ mod tests {
             |it| it.chosen.dtype = Dtype::U64,
             |it| it.restored = true,
             |it| it.buckets = true,
-            |it| it.world_tapes = true,
+            |it| it.world_replays = true,
             |it| (it.given, it.one_host) = (true, false),
             |it| it.one_host = false,
             |it| it.chosen.fire = Fire::SOLO.within(std::time::Duration::from_secs(1)),

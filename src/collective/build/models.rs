@@ -58,7 +58,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
     /// are recorded or replayed.
     pub fn restore(mut self, checkpoint: &'w Checkpoint) -> Self {
         self.restored = Some(checkpoint);
-        self.behind(checkpoint.round())
+        self.behind(checkpoint.round()).with_quorum(checkpoint.quorum().cloned())
     }
 
     /// Returns the model that this rank begins with, if ranks have registers: the saved one, or else the given one.

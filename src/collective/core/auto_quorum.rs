@@ -17,12 +17,15 @@
 //! change, become even again. A step counts as 16 usual steps at most, so that a pause of all ranks does not hide what
 //! follows. A rank that has been away for some rounds is not waited for, whatever the evidence.
 
+mod saved;
+
 use std::hash::{Hash, Hasher};
 
 use super::cut::Cut;
 use super::entry::Part;
 use super::input::Time;
 use crate::rank_set::RankSet;
+pub(crate) use saved::SavedQuorum;
 
 /// The number of rounds after which each memory has lost most of what it knew.
 const MEMORIES: [u64; 2] = [16, 256];
@@ -147,11 +150,12 @@ impl AutoQuorum {
         self.quorum.min(self.present).min(active).max(1)
     }
 
-    /// Learns from the cut of the next round. `active` are the ranks that are active after it.
-    pub(crate) fn learn(&mut self, cut: &Cut, active: &RankSet) {
+    /// Learns from the cut of the next round, which the caller knows by this number. `active` are the ranks that are
+    /// active after it.
+    pub(crate) fn learn(&mut self, round: u64, cut: &Cut, active: &RankSet) {
         for entry in cut.contributions() {
             let steps = &mut self.steps[entry.rank as usize];
-            steps.seen = cut.round;
+            steps.seen = round;
             if let Some(time) = entry.particulars().durations.computed() {
                 steps.push(time);
             }
@@ -162,7 +166,7 @@ impl AutoQuorum {
         } else if self.read_waits(cut) {
             self.weigh(active);
         }
-        let here = |&rank: &u32| cut.round - self.steps[rank as usize].seen < AWAY;
+        let here = |&rank: &u32| round - self.steps[rank as usize].seen < AWAY;
         self.present = active.iter().filter(here).count() as u32;
         self.fresh.clear();
         cut.entries.ranks(Part::Fresh).for_each(|rank| self.fresh.insert(rank));

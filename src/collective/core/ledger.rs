@@ -3,7 +3,7 @@
 use std::hash::{Hash, Hasher};
 use std::ops::RangeInclusive;
 
-use super::auto_quorum::AutoQuorum;
+use super::auto_quorum::{AutoQuorum, SavedQuorum};
 use super::cut::Cut;
 use super::input::{Cells, FOREVER, Time};
 use super::op::{Awaited, Counted, Op};
@@ -258,7 +258,7 @@ impl Ledger {
             self.homes[next] = plan.home(round + 1, &self.active, self.cuts[slot].initiator);
         }
         if let Some(auto) = &mut self.auto {
-            auto.learn(&self.cuts[slot], &self.active);
+            auto.learn(plan.number(round), &self.cuts[slot], &self.active);
             if plan.fault(Fault::LearnFromOwnClock) && now.is_multiple_of(3) {
                 auto.forget();
             }
@@ -266,6 +266,16 @@ impl Ledger {
         if let Some(log) = &mut self.log {
             log.push(self.cuts[slot].clone());
         }
+    }
+
+    /// Returns what chooses the quorum of the next round, if the collective chooses it itself.
+    pub(super) fn auto_quorum(&self) -> Option<&AutoQuorum> {
+        self.auto.as_deref()
+    }
+
+    /// Continues to choose quorums from what was saved.
+    pub(super) fn resume_quorum(&mut self, saved: &SavedQuorum) {
+        self.auto.iter_mut().for_each(|auto| auto.resume(saved));
     }
 
     /// Returns how many arrivals the next round waits for, where that follows from the cuts before it.

@@ -7,6 +7,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use super::agreement::{Agreement, Form, Participant, of_any_form};
+use super::auto_quorum::{AutoQuorum, SavedQuorum};
 use super::buffers::Buffers;
 use super::context::Context;
 use super::cut::Cut;
@@ -171,6 +172,11 @@ impl Machine {
         }
     }
 
+    /// Before the first round: continues to choose quorums from what was saved, if the collective chooses them itself.
+    pub(crate) fn resume_quorum(&mut self, saved: &SavedQuorum) {
+        self.cx.ledger.resume_quorum(saved);
+    }
+
     /// Records the cuts of the rounds that fire from now on.
     pub(crate) fn record(&mut self) {
         self.cx.ledger.record();
@@ -273,6 +279,11 @@ impl Machine {
         self.agreement.stats(Stats { quorum, ..self.cx.stats })
     }
 
+    /// Returns what chooses the quorum of the next round, if the collective chooses it itself.
+    pub(crate) fn auto_quorum(&self) -> Option<&AutoQuorum> {
+        self.cx.ledger.auto_quorum()
+    }
+
     pub(crate) fn has_arrival(&self) -> bool {
         self.agreement.is_outstanding()
     }
@@ -280,6 +291,11 @@ impl Machine {
     /// Returns the newest round that the caller has taken.
     pub(crate) fn taken(&self) -> u64 {
         self.cx.ledger.taken()
+    }
+
+    /// Returns the newest round whose cut this rank knows.
+    pub(crate) fn fired(&self) -> u64 {
+        self.cx.ledger.fired()
     }
 
     /// Returns the newest round whose outcome is complete on this host.

@@ -34,7 +34,7 @@ mod tag;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub(crate) use auto_quorum::AutoQuorum;
+pub(crate) use auto_quorum::{AutoQuorum, SavedQuorum};
 pub use cut::Cut;
 pub(crate) use durations::{Durations, Particulars};
 pub use entry::{Entry, Part};

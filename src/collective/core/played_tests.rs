@@ -85,32 +85,69 @@ struct Rank {
     waited: Option<Time>,
 }
 
+/// What ranks do in a run.
+pub(crate) trait Played {
+    /// A rank begins to compute a contribution, after this round; returns how long that takes.
+    fn begins(&mut self, rank: u32, round: u64) -> Time;
+
+    /// Its contribution enters the round that fires next.
+    fn enters(&mut self, _rank: u32) {}
+
+    /// A round has fired at this time; returns whether ranks go on.
+    fn fires(&mut self, round: u64, now: Time) -> bool;
+}
+
+/// Ranks that are late in some way, and compute nothing.
+struct Late {
+    kind: Lateness,
+    ranks: u32,
+    rounds: u64,
+    rng: Xoshiro256PlusPlus,
+}
+
+impl Played for Late {
+    fn begins(&mut self, rank: u32, round: u64) -> Time {
+        self.kind.computes(rank, self.ranks, round, &mut self.rng)
+    }
+
+    fn fires(&mut self, round: u64, _: Time) -> bool {
+        round < self.rounds
+    }
+}
+
 /// Plays rounds under a fixed quorum, or under the rule. Moving data takes `moving`.
 pub(crate) fn play(kind: Lateness, ranks: u32, fixed: Option<u32>, rounds: u64, (seed, moving): (u64, Time)) -> Run {
-    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+    let mut work = Late { kind, ranks, rounds, rng: Xoshiro256PlusPlus::seed_from_u64(seed) };
+    play_work(&mut work, ranks, fixed, moving)
+}
+
+/// As [`play`], with any work.
+pub(crate) fn play_work(work: &mut impl Played, ranks: u32, fixed: Option<u32>, moving: Time) -> Run {
     let (mut auto, all) = (AutoQuorum::new(ranks, 10), RankSet::full(ranks));
     let mut events = BinaryHeap::new();
     let mut state = vec![Rank::default(); ranks as usize];
-    let mut begin = |state: &mut Rank, rank: u32, now: Time, fired: u64, events: &mut BinaryHeap<_>| {
-        (state.target, state.computes) = (fired + 1, kind.computes(rank, ranks, fired, &mut rng));
+    let begin = |work: &mut _, state: &mut Rank, (rank, now, fired): (u32, Time, u64), events: &mut BinaryHeap<_>| {
+        (state.target, state.computes) = (fired + 1, Played::begins(work, rank, fired));
         events.push(Reverse((now + state.computes, rank)));
     };
-    (0..ranks).for_each(|rank| begin(&mut state[rank as usize], rank, 0, 0, &mut events));
+    (0..ranks).for_each(|rank| begin(work, &mut state[rank as usize], (rank, 0, 0), &mut events));
     let (mut fired, mut quorums, mut cuts, mut fresh, mut entries) =
         (0, Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let (mut contributions, mut ages, mut end) = (0, 0, 0);
-    while fired < rounds {
+    let mut goes_on = true;
+    while goes_on {
         let Some(Reverse((now, rank))) = events.pop() else { unreachable!("every rank computes or waits") };
         let of = state[rank as usize];
         let told = Particulars::lasting(Durations::new(Some(of.computes), of.waited));
         let is_late = of.target <= fired;
         let (part, age) = if is_late { (Part::Carried, fired + 1 - of.target) } else { (Part::Fresh, 0) };
         entries.push(Entry::new(rank, part, (age, told), 0));
+        work.enters(rank);
         ages += age;
         contributions += 1;
         if is_late {
             state[rank as usize].waited = Some(0);
-            begin(&mut state[rank as usize], rank, now, fired, &mut events);
+            begin(work, &mut state[rank as usize], (rank, now, fired), &mut events);
             continue;
         }
         fresh.push((rank, now));
@@ -122,12 +159,13 @@ pub(crate) fn play(kind: Lateness, ranks: u32, fixed: Option<u32>, rounds: u64, 
         quorums.push(quorum);
         entries.sort_by_key(|entry| (entry.rank, entry.part != Part::Carried));
         let cut = Cut::of_entries(fired, None, std::mem::take(&mut entries));
-        auto.learn(&cut, &all);
+        auto.learn(fired, &cut, &all);
         cuts.push(cut);
         end = now + moving;
+        goes_on = work.fires(fired, end);
         for (rank, arrived) in fresh.drain(..) {
             state[rank as usize].waited = Some(end - arrived);
-            begin(&mut state[rank as usize], rank, end, fired, &mut events);
+            begin(work, &mut state[rank as usize], (rank, end, fired), &mut events);
         }
     }
     let (contributions, age) = (f64::from(contributions), ages as f64 / f64::from(contributions));

@@ -71,6 +71,10 @@ fn a_spell_is_dated_and_priced() {
         let cost = spell.cost.as_secs_f64() / (f64::from(steps) * 0.005);
         assert!((0.85..1.15).contains(&cost), "{spell:?} costs {cost} of what it must");
         assert_eq!(lateness.rounds, 1000);
+        // All others would have waited for 5 ms in each of the slow rounds, and for a tenth of one in the others.
+        let other = lateness.ranks[1].would_wait.as_secs_f64() / 1.5;
+        assert!((0.85..1.25).contains(&other) || quorum < ranks, "{other}");
+        assert!(lateness.ranks[0].would_wait < lateness.ranks[1].would_wait);
         let late = lateness.ranks[0].late;
         assert_eq!(late > 0, quorum < ranks, "{:?}", lateness.ranks[0]);
     }

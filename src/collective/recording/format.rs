@@ -32,6 +32,12 @@ pub(super) struct Header {
     /// The number of each rank's host; empty if all ranks share one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) hosts: Vec<u32>,
+    /// Whether the file has the groups by order of arrival of its rank, and not the rounds of all.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) groups: bool,
+    /// Whether sums had the order of a tree.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) tree: bool,
 }
 
 impl Header {
@@ -41,7 +47,7 @@ impl Header {
             if topology.is_one_host() { Vec::new() } else { (0..ranks).map(|rank| topology.host_of(rank)).collect() };
         let compared = choices.iter().filter(|(name, _)| COMPARED.contains(name));
         let choices = compared.map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
-        Header { earlybird_recording: VERSION, ranks, rank, collective, choices, hosts }
+        Header { earlybird_recording: VERSION, ranks, rank, collective, choices, hosts, groups: false, tree: false }
     }
 
     /// Returns the first difference between this recorded run and a replay, with both values.
@@ -58,6 +64,11 @@ impl Header {
             let (what, now) = now.choices.iter().find(|&(name, now)| then(name) != now)?;
             Some((what.as_str(), then(what).to_owned(), now.clone()))
         };
+        if self.tree && !now.tree {
+            return Some(
+                "the tree mover added in another order in the recorded run; record with the cut mover".to_owned(),
+            );
+        }
         let (what, then, now) = number.or_else(choice)?;
         Some(format!("{what} was {then} in the recorded run and is {now} now; choose the same, or record this run"))
     }

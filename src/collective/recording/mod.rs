@@ -10,6 +10,9 @@
 //! their entries.
 #![forbid(unsafe_code)]
 
+#[cfg(all(test, feature = "cli", not(loom)))]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
+mod account_tests;
 mod format;
 mod reader;
 mod writer;
@@ -21,6 +24,7 @@ use std::time::Instant;
 use super::choices::{Choices, digest};
 use super::core::{Cut, Machine, Plan};
 use crate::error::{Error, Result};
+use crate::rule::MovementBy;
 use crate::world::World;
 use format::Header;
 #[cfg(feature = "cli")]
@@ -47,7 +51,7 @@ struct Player {
     rank: u32,
 }
 
-/// Returns in one word whether the rounds of a world's partial collectives are recorded or replayed.
+/// Returns in one word whether the rounds of a world's collectives are recorded or replayed.
 pub(super) fn name(world: &World) -> &'static str {
     match (world.record(), world.replay()) {
         (None, None) => "neither",
@@ -64,6 +68,10 @@ fn file_of(name: &Path, collective: u32, rank: u32) -> PathBuf {
     file.into()
 }
 
+fn bad(rank: u32, file: &Path, problem: &str) -> Error {
+    Error::Config(format!("rank {rank}: allreduce.build: {}: {problem}", file.display()))
+}
+
 impl Tape {
     /// Opens the files of a world's collective with this number. Returns `None` if neither file is wanted.
     ///
@@ -75,10 +83,9 @@ impl Tape {
         if world.record().is_none() && replay.is_none() {
             return Ok(None);
         }
-        let header = Header::new((plan.me, world.topology()), collective, choices);
-        let bad = |file: &Path, problem: String| {
-            Error::Config(format!("rank {}: allreduce.build: {}: {problem}", plan.me, file.display()))
-        };
+        let tree = plan.movement == MovementBy::Program;
+        let header = Header { tree, ..Header::new((plan.me, world.topology()), collective, choices) };
+        let bad = |file: &Path, problem: String| bad(plan.me, file, &problem);
         let player = replay.map(|name| {
             let file = file_of(name, collective, plan.me);
             let recording = Recording::load(&file, &header, plan.depth).map_err(|problem| bad(&file, problem))?;
@@ -92,6 +99,16 @@ impl Tape {
             recorder.map_err(|problem| bad(&file, problem))
         });
         Ok(Some(Box::new(Tape { recorder: recorder.transpose()?, player })))
+    }
+
+    /// As [`open`](Tape::open), of a collective whose ranks average in groups by order of arrival: they are recorded, and
+    /// never replayed.
+    pub(super) fn of_groups(world: &World, collective: u32, choices: &Choices) -> Result<Option<Box<Self>>> {
+        let Some(name) = world.record() else { return Ok(None) };
+        let header = Header { groups: true, ..Header::new((world.rank(), world.topology()), collective, choices) };
+        let file = file_of(name, collective, world.rank());
+        let recorder = Recorder::new(&file, &header).map_err(|problem| bad(world.rank(), &file, &problem))?;
+        Ok(Some(Box::new(Tape { recorder: Some(recorder), player: None })))
     }
 
     /// Checks that all ranks have a part of one recording: the cuts that all of them have are the same.

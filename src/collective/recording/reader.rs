@@ -42,6 +42,7 @@ impl Recording {
     fn read_lines(mut from: impl BufRead, head: &Header, depth: u64) -> Result<Self, String> {
         let mut text = Vec::new();
         let mut reader = Reader::new(head, depth);
+        let groups = head.groups;
         let mut number = 1;
         while next_line(&mut from, &mut text)? {
             number += 1;
@@ -50,6 +51,7 @@ impl Recording {
                 return Err(bad("the rank has left before".to_owned()));
             }
             match serde_json::from_slice::<Line>(&text) {
+                Ok(line) if groups => reader.follow_group(line).map_err(bad)?,
                 Ok(line) => reader.follow(line).map_err(bad)?,
                 // The rank was killed while it wrote this line.
                 Err(_) if text.last() != Some(&b'\n') => break,
@@ -130,6 +132,23 @@ impl Reader {
         if self.left && !self.cuts.iter().any(|cut| cut.holds(self.rank, Part::Leaving)) {
             return Err("the rank has left, and no cut says so".to_owned());
         }
+        Ok(())
+    }
+
+    /// Takes over a group by order of arrival that the rank was in. Between two of them there were others.
+    fn follow_group(&mut self, line: Line) -> Result<(), String> {
+        for cut in &line.cuts {
+            let bad = |problem: &str| format!("the cut of group {} {problem}", cut.round);
+            let entries = cut.parts(self.ranks).ok_or_else(|| bad("has a number that is out of range"))?;
+            if self.cuts.last().is_some_and(|before| before.round() >= cut.round) {
+                return Err(bad("comes after a later one"));
+            }
+            if entries.is_empty() {
+                return Err(bad("has no entry"));
+            }
+            self.cuts.push(Cut::of_entries(cut.round, cut.by, entries));
+        }
+        self.left = line.left;
         Ok(())
     }
 

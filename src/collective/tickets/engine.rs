@@ -25,11 +25,19 @@ pub(crate) struct TicketEngine {
     arrivals: u64,
     /// This rank's iteration: the number of its contributions, or that of the newest member in a mean where ages count.
     iteration: u64,
+    /// The cuts of groups that a recording has not taken yet, if there is one.
+    log: Option<Vec<core::Cut>>,
 }
 
 impl TicketEngine {
     pub(crate) fn new(driver: TicketDriver) -> Self {
-        TicketEngine { driver, goal: Goal::Outcome, arrivals: 0, iteration: 0 }
+        TicketEngine { driver, goal: Goal::Outcome, arrivals: 0, iteration: 0, log: None }
+    }
+
+    /// Keeps the cuts of groups for a recording from now on, if there is one.
+    pub(crate) fn recorded(mut self, is_recorded: bool) -> Self {
+        self.log = is_recorded.then(Vec::new);
+        self
     }
 
     fn has_reached(&self, goal: Goal) -> bool {
@@ -96,6 +104,7 @@ impl Protocol for TicketEngine {
                 Entry::new(member.rank, part, (0, Particulars::weighing(member.weight)), member.buffer)
             });
             taken.fill(round, entries);
+            self.log.iter_mut().for_each(|log| log.push(taken.clone()));
             *place = self.driver.areas().outcome(me);
         }
         round..=round
@@ -137,6 +146,10 @@ impl Protocol for TicketEngine {
     fn look(&mut self, now: Time) -> Result<()> {
         self.driver.hear(now)?;
         self.drive(now, Effort::Nothing)
+    }
+
+    fn recorded(&mut self) -> Vec<core::Cut> {
+        self.log.as_mut().map_or_else(Vec::new, std::mem::take)
     }
 
     fn stats(&self) -> Stats {

@@ -58,6 +58,8 @@ class RankLateness(NamedTuple):
     computed: float
     """Seconds in the steps that were measured."""
     waited: float
+    would_wait: float
+    """Seconds that it would have waited in these steps if each had waited for all ranks."""
     spells: list[SlowSpell]
     """When the rank was slow for long. Empty for a rank whose slow steps are jitter."""
 
@@ -140,9 +142,9 @@ class _Handle:
         """
         ranks = []
         for rank, account in enumerate(self._lateness()):
-            contributions, late, age, measured, slow, computed, waited, spells = account
+            *numbers, spells = account
             known = [SlowSpell(*spell) for spell in spells]
-            ranks.append(RankLateness(rank, contributions, late, age, measured, slow, computed, waited, known))
+            ranks.append(RankLateness(rank, *numbers, known))
         return ranks
 
     def finish(self, timeout: float | None = None) -> None:

@@ -55,6 +55,10 @@ def end(steps):
     assert numbers["contributions"] == partial.contributions
     late = {name: number for name, number in numbers.items() if name.startswith("late/")}
     assert 0 <= min(late.values()) <= max(late.values()) <= 1 and len(late) <= size, late
+    # Rank 1 is slow, and the time in which ranks apply rounds makes none of them slow.
+    slow = {name for name, number in numbers.items() if name.startswith("slow/") and number}
+    assert slow <= {"slow/1"}, numbers
+    assert numbers["would_wait"] >= 0, numbers
     dist.barrier()
 """
 

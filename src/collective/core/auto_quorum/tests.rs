@@ -68,8 +68,31 @@ fn a_rank_that_stays_away_is_not_waited_for() {
     for round in 1..200 {
         let present = if round < 20 { 4 } else { 3 };
         let entries = (0..present).map(|rank| Entry::new(rank, Part::Fresh, (0, told(0)), 0)).collect();
-        auto.learn(&Cut::of_entries(round, None, entries), &RankSet::full(4));
+        auto.learn(round, &Cut::of_entries(round, None, entries), &RankSet::full(4));
         assert!(round < 30 || auto.quorum(4) == 3, "round {round}");
+    }
+}
+
+/// A restored world counts its own rounds, by the numbers that its caller knows.
+#[test]
+fn what_was_saved_goes_on_alike() {
+    for (kind, ranks, at) in [(Lateness::OneTwice, 4, 40), (Lateness::HalfTwice, 8, 100), (FailSlow, 32, 310)] {
+        let cuts = play(kind, ranks, None, 600, (5, 0)).cuts;
+        let all = RankSet::full(ranks);
+        let (before, after) = cuts.split_at(at);
+        let mut auto = AutoQuorum::new(ranks, 10);
+        before.iter().for_each(|cut| auto.learn(cut.round(), cut, &all));
+        let saved = serde_json::to_string(&auto.save()).unwrap();
+        let saved: SavedQuorum = serde_json::from_str(&saved).unwrap();
+        assert!(saved.is_possible(ranks, at as u64));
+        assert!(!saved.is_possible(ranks + 1, at as u64) && !saved.is_possible(ranks, 3));
+        let mut restored = AutoQuorum::new(ranks, 10);
+        restored.resume(&saved);
+        for cut in after {
+            auto.learn(cut.round(), cut, &all);
+            restored.learn(cut.round(), cut, &all);
+            assert_eq!(auto.save(), restored.save(), "{kind:?}, round {}", cut.round());
+        }
     }
 }
 
@@ -78,7 +101,7 @@ fn nothing_measured_changes_nothing() {
     let mut auto = AutoQuorum::new(3, 10);
     for round in 1..100 {
         let entries = (0..3).map(|rank| Entry::new(rank, Part::Fresh, (0, Particulars::PLAIN), 0)).collect();
-        auto.learn(&Cut::of_entries(round, None, entries), &RankSet::full(3));
+        auto.learn(round, &Cut::of_entries(round, None, entries), &RankSet::full(3));
     }
     assert_eq!((auto.quorum(3), auto.quorum(2), auto.quorum(0)), (3, 2, 1));
 }

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from .._allreduce import RankLateness
 from .._buckets import BucketedAllreduce, BucketOutcome
 from .._errors import Mismatch, Timeout, UsageError, reason
 from ._agreement import Agreement
@@ -123,6 +124,7 @@ class Gradients:
         self._timeout = 0.0
         self._agreement: Agreement | None = None
         self._sum: BucketedAllreduce | None = None
+        self._ended: list[RankLateness] = []
         self._handin = HandIn(model, scaler, self._begin_step, by_hook)
         if wrapped is not None and by_hook:
             self._no_sync = wrapped.no_sync
@@ -226,6 +228,8 @@ class Gradients:
             self._meet()
         if self._some_left and self._leaving is not None:
             self._leaving.tell_of_rounds(self._timeout)
+        # Rounds that this rank missed take long to apply, and do not make it slow.
+        sum.begin_computation()
 
     def finish(self, timeout: float | None = None) -> None:
         """Ends with one model on all ranks, however many steps each has made. It waits until all ranks have called it.
@@ -255,6 +259,7 @@ class Gradients:
         self.rounds, self.contributions, self._account.of_ranks = ends[most[0]]
         _LOG.info("finished after round %d with one model (%d contributions)", self.rounds, self.contributions)
         end(self, self._group)
+        self._ended = self.lateness()
         self._sum, self.met, self._has_finished = None, True, True
         self._take_off_hooks()
 
@@ -378,9 +383,22 @@ class Gradients:
 
         ``late/R`` is the share of rank R's contributions that were late. ``age/R`` is the mean number of rounds by
         which they were late, over all of its contributions. Both are the same on all ranks after the same round.
-        ``waited`` is in seconds, for this rank.
+        ``slow/R`` is 1 while rank R is slow for long, else 0. ``waited`` is in seconds, for this rank; ``would_wait`` is
+        how long it would have waited if each round had waited for all ranks, in the steps that were measured.
         """
-        return self._account.numbers(self.rounds, self.contributions) | {"non_finite": self._handin.non_finite}
+        numbers = self._account.numbers(self.rounds, self.contributions) | {"non_finite": self._handin.non_finite}
+        lateness = self.lateness()
+        numbers |= {f"slow/{of.rank}": float(bool(of.spells) and of.spells[-1].until is None) for of in lateness}
+        if lateness and self._group is not None:
+            numbers["would_wait"] = lateness[self._group.world.rank].would_wait
+        return numbers
+
+    def lateness(self) -> list[RankLateness]:
+        """Returns which ranks were late, since when, and what that costs, as :meth:`Allreduce.lateness` does.
+
+        The account begins with the first step, and again after :meth:`rebuild` and with new buckets.
+        """
+        return self._ended if self._sum is None else self._sum.lateness()
 
     # The group and the collective.
 
