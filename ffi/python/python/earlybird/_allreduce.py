@@ -142,9 +142,10 @@ class _Handle:
         """
         ranks = []
         for rank, account in enumerate(self._lateness()):
-            *numbers, spells = account
+            contributions, late, age, measured, slow, computed, waited, would_wait, spells = account
             known = [SlowSpell(*spell) for spell in spells]
-            ranks.append(RankLateness(rank, *numbers, known))
+            times = (computed, waited, would_wait)
+            ranks.append(RankLateness(rank, contributions, late, age, measured, slow, *times, known))
         return ranks
 
     def finish(self, timeout: float | None = None) -> None:
