@@ -333,8 +333,8 @@ fn a_restored_world_waits_for_as_many_ranks_as_before() {
         let mut sum = world.allreduce::<f64>(&[1]).fire(fire).build().unwrap();
         let saved = play(&mut sum, 80);
         let mut restored = world.allreduce::<f64>(&[1]).fire(fire).restore(&saved).build().unwrap();
-        let quorums = [sum.stats().quorum, restored.stats().quorum];
-        assert_eq!(quorums, [2, 2], "they had waited for the slow rank no longer");
+        // No rank arrives after the saved round. On a machine that is not too busy the quorum is 2: without the slow rank.
+        assert_eq!(restored.stats().quorum, sum.stats().quorum);
         assert_eq!(play(&mut restored, 100).round(), 100);
         restored.finish(DEADLINE).unwrap();
         sum.finish(DEADLINE).unwrap();
