@@ -255,7 +255,7 @@ impl Oracle {
             self.released[entry.rank as usize] = u64::MAX;
         }
         if let Some(auto) = &mut self.auto {
-            auto.learn(cut.round(), cut, &self.active);
+            auto.learn(self.base + round, cut, &self.active);
             self.lowered += u64::from(auto.quorum(self.active.len()) < self.active.len());
         }
         self.rounds.insert(round, Round { cut: cut.clone(), outcome });

@@ -129,15 +129,15 @@ pub(crate) struct AutoQuorum {
 }
 
 impl AutoQuorum {
-    /// Begins with all ranks.
-    pub(crate) fn new(ranks: u32, percent: u32) -> Self {
+    /// Begins with all ranks, after the round that the caller knows by the number `base`.
+    pub(crate) fn new(ranks: u32, percent: u32, base: u64) -> Self {
         let most = ranks as usize;
         AutoQuorum {
             percent,
             quorum: ranks,
             present: ranks,
             evidence: vec![Evidence::default(); most],
-            steps: vec![Steps::default(); most],
+            steps: vec![Steps { seen: base, ..Steps::default() }; most],
             fresh: RankSet::empty(ranks),
             waits: Vec::with_capacity(most),
             times: Vec::with_capacity(most),

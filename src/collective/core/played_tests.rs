@@ -123,7 +123,7 @@ pub(crate) fn play(kind: Lateness, ranks: u32, fixed: Option<u32>, rounds: u64, 
 
 /// As [`play`], with any work.
 pub(crate) fn play_work(work: &mut impl Played, ranks: u32, fixed: Option<u32>, moving: Time) -> Run {
-    let (mut auto, all) = (AutoQuorum::new(ranks, 10), RankSet::full(ranks));
+    let (mut auto, all) = (AutoQuorum::new(ranks, 10, 0), RankSet::full(ranks));
     let mut events = BinaryHeap::new();
     let mut state = vec![Rank::default(); ranks as usize];
     let begin = |work: &mut _, state: &mut Rank, (rank, now, fired): (u32, Time, u64), events: &mut BinaryHeap<_>| {

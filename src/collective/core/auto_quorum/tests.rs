@@ -63,7 +63,7 @@ fn a_slow_rank_that_moves_and_a_pause_of_all_are_followed() {
 /// A rank that is away tells nothing: its absence is what the others know.
 #[test]
 fn a_rank_that_stays_away_is_not_waited_for() {
-    let mut auto = AutoQuorum::new(4, 10);
+    let mut auto = AutoQuorum::new(4, 10, 0);
     let told = |waited| Particulars::lasting(Durations::new(Some(10_000_000), Some(waited)));
     for round in 1..200 {
         let present = if round < 20 { 4 } else { 3 };
@@ -80,13 +80,13 @@ fn what_was_saved_goes_on_alike() {
         let cuts = play(kind, ranks, None, 600, (5, 0)).cuts;
         let all = RankSet::full(ranks);
         let (before, after) = cuts.split_at(at);
-        let mut auto = AutoQuorum::new(ranks, 10);
+        let mut auto = AutoQuorum::new(ranks, 10, 0);
         before.iter().for_each(|cut| auto.learn(cut.round(), cut, &all));
         let saved = serde_json::to_string(&auto.save()).unwrap();
         let saved: SavedQuorum = serde_json::from_str(&saved).unwrap();
         assert!(saved.is_possible(ranks, at as u64));
         assert!(!saved.is_possible(ranks + 1, at as u64) && !saved.is_possible(ranks, 3));
-        let mut restored = AutoQuorum::new(ranks, 10);
+        let mut restored = AutoQuorum::new(ranks, 10, 0);
         restored.resume(&saved);
         for cut in after {
             auto.learn(cut.round(), cut, &all);
@@ -98,7 +98,7 @@ fn what_was_saved_goes_on_alike() {
 
 #[test]
 fn nothing_measured_changes_nothing() {
-    let mut auto = AutoQuorum::new(3, 10);
+    let mut auto = AutoQuorum::new(3, 10, 0);
     for round in 1..100 {
         let entries = (0..3).map(|rank| Entry::new(rank, Part::Fresh, (0, Particulars::PLAIN), 0)).collect();
         auto.learn(round, &Cut::of_entries(round, None, entries), &RankSet::full(3));

@@ -242,7 +242,7 @@ impl Plan {
         if self.agreement == AgreementBy::Given {
             return None;
         }
-        Some(AutoQuorum::new(self.ranks, percent))
+        Some(AutoQuorum::new(self.ranks, percent, self.base))
     }
 
     /// Returns the rank that a seed draws for a round. It may have left.
