@@ -100,13 +100,7 @@ impl World {
     pub fn with(config: &Config) -> Result<World> {
         let measured = HwConfig::load(config.hw_config.as_deref())?;
         let identity = Identity::from_env()?;
-        // A world of one rank needs no secret, but a wrong one would be found only with the second rank.
-        config.job_secret()?;
-        let until = Deadline::from(config.deadline).instant();
-        let config = &for_job(config, &identity);
-        let trace = Trace::create(config.trace.as_deref(), identity.rank, identity.ranks)?;
-        let members = join(&identity, config, &measured)?;
-        Self::joined(members, config, &measured, (until, identity.source), trace)
+        Self::join_as(&identity, config, &measured)
     }
 
     /// Joins a world of `ranks` ranks as rank `rank`, whatever the environment says. It is for launchers, and for
@@ -119,13 +113,18 @@ impl World {
     pub fn join(rank: u32, ranks: u32, store: &str, config: &Config) -> Result<World> {
         let measured = HwConfig::load(config.hw_config.as_deref())?;
         let identity = Identity::given(rank, ranks, store)?;
+        Self::join_as(&identity, config, &measured)
+    }
+
+    /// Joins as the rank that an identity names.
+    fn join_as(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<World> {
         // A world of one rank needs no secret, but a wrong one would be found only with the second rank.
         config.job_secret()?;
         let until = Deadline::from(config.deadline).instant();
-        let config = &for_job(config, &identity);
+        let config = &for_job(config, identity);
         let trace = Trace::create(config.trace.as_deref(), identity.rank, identity.ranks)?;
-        let members = join(&identity, config, &measured)?;
-        Self::joined(members, config, &measured, (until, identity.source), trace)
+        let members = join(identity, config, measured)?;
+        Self::joined(members, config, measured, (until, identity.source), trace)
     }
 
     /// Creates the world over a fabric that all its ranks have joined.

@@ -346,19 +346,15 @@ impl<T: Item> Allreduce<T> {
             self.cut(round),
             (self.dtype, lengths),
             model,
-            self.quorum_after(round),
+            self.calls.session().quorum_after(round),
         )
     }
 
-    /// Returns what quorums follow from after a held round, or the newest released one, if the collective chooses them
+    /// Returns what quorums follow from after the newest round that the caller took, if the collective chooses them
     /// itself.
-    fn quorum_after(&self, round: u64) -> Option<SavedQuorum> {
-        self.calls.session().quorum_after(round)
-    }
-
-    /// As for a checkpoint of the newest round that the caller took.
     pub(super) fn newest_quorum(&self) -> Option<SavedQuorum> {
-        self.quorum_after(*self.calls.session().held().end())
+        let session = self.calls.session();
+        session.quorum_after(*session.held().end())
     }
 
     pub(super) fn cut(&self, round: u64) -> &Cut {

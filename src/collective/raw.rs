@@ -187,9 +187,7 @@ impl<P: Protocol> Raw<P> {
         let mut engine = self.lease.take();
         self.lower_notice();
         let now = self.waiter.clock().now_if(engine.needs_time() || self.session.needs_time());
-        if let Some(track) = &self.track {
-            track.tell(Event::Arrives { round: self.session.next_round() });
-        }
+        self.trace(|session| Event::Arrives { round: session.next_round() });
         self.session.arrive(&mut *engine, now, unfilled);
         if let Some(tape) = &mut self.tape {
             tape.arrived();

@@ -57,14 +57,11 @@ pub(super) fn align(files: &[TraceFile]) -> Vec<Clock> {
     let common = |rounds: &BTreeMap<Round, Limits>, aligned: &BTreeMap<Round, Limits>| {
         rounds.keys().filter(|round| aligned.contains_key(round)).count()
     };
-    while let Some(first) = rest.first().copied() {
-        // The next machine is one that shares many rounds with those before it.
-        let shares = |&&index: &&usize| (common(&machines[&*files[index].machine], &aligned), usize::MAX - index);
-        let next = if clocks.is_empty() { first } else { rest.iter().max_by_key(shares).copied().unwrap_or(first) };
+    // The next machine is one that shares many rounds with those before it; the first one is that of the first file.
+    let shares = |index: usize, aligned: &BTreeMap<Round, Limits>| common(&machines[&*files[index].machine], aligned);
+    while let Some(next) = rest.iter().copied().max_by_key(|&index| (shares(index, &aligned), usize::MAX - index)) {
         let (machine, rounds) = (&*files[next].machine, &machines[&*files[next].machine]);
-        let by_wall = files[next].to_wall.saturating_sub(files[0].to_wall);
-        let clock =
-            if clocks.is_empty() { compare(rounds, &BTreeMap::new(), 0) } else { compare(rounds, &aligned, by_wall) };
+        let clock = compare(rounds, &aligned, files[next].to_wall.saturating_sub(files[0].to_wall));
         rounds.iter().for_each(|(&round, &limits)| aligned.entry(round).or_default().join(limits, clock.offset));
         clocks.insert(machine, clock);
         rest.retain(|&index| files[index].machine != machine);
