@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use super::core::{Cut, Durations, Part, Time};
+use super::core::{Cut, Part, Time};
 
 /// A step is slow if it takes this percentage of the time of the ranks that are fast.
 const SLOW: Time = 115;
@@ -224,7 +224,7 @@ impl NewestSteps {
     /// half of the ranks may be slow. `None` if nothing was measured yet.
     pub(crate) fn learn(&mut self, cut: &Cut) -> Option<Time> {
         for entry in cut.contributions() {
-            if let Some(time) = entry.particulars().durations.computed() {
+            if let Some(time) = entry.particulars().durations().computed() {
                 self.times[entry.rank as usize] = Some(time);
             }
         }
@@ -274,7 +274,7 @@ impl Account {
                 }
             }
             seen.contributions += 1;
-            is_measured |= entry.particulars().durations != Durations::NONE;
+            is_measured |= entry.particulars().is_measured();
         }
         if is_measured {
             self.measure(cut);
@@ -283,13 +283,18 @@ impl Account {
 
     #[inline(never)]
     fn measure(&mut self, cut: &Cut) {
+        let mut has_steps = false;
         for entry in cut.contributions() {
-            let (seen, durations) = (&mut self.ranks[entry.rank as usize], entry.particulars().durations);
+            let (seen, durations) = (&mut self.ranks[entry.rank as usize], entry.particulars().durations());
             seen.waited += durations.waited().unwrap_or(0);
             if let Some(time) = durations.computed() {
                 seen.computed += time;
                 seen.measured += 1;
+                has_steps = true;
             }
+        }
+        if !has_steps {
+            return;
         }
         let Some(fast) = self.newest.learn(cut) else { return };
         let others = self.ranks.iter().zip(&self.newest.times).filter(|(seen, _)| !seen.is_slow());
@@ -299,7 +304,7 @@ impl Account {
         self.slow_of_late *= 1.0 - 1.0 / MEMORY;
         self.all_of_late *= 1.0 - 1.0 / MEMORY;
         for entry in cut.contributions() {
-            let Some(time) = entry.particulars().durations.computed() else { continue };
+            let Some(time) = entry.particulars().durations().computed() else { continue };
             let seen = &mut self.ranks[entry.rank as usize];
             let is_slow = u128::from(time) * 100 > u128::from(fast) * u128::from(SLOW);
             seen.slow += u64::from(is_slow);

@@ -148,7 +148,7 @@ impl Session {
     pub(crate) fn arrive(&mut self, engine: &mut impl Protocol, now: Time, unfilled: bool) -> Particulars {
         let durations = self.timer.arrives(now);
         let weight = std::mem::replace(&mut self.weight, 1);
-        let told = Particulars { weight, durations };
+        let told = Particulars::new(weight, durations);
         engine.arrive(now, told, unfilled);
         self.outstanding = true;
         self.begun = false;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::registers::Registers;
 use super::scenario::Scenario;
-use crate::collective::core::{AutoQuorum, Cut, Durations, Entry, Part, Particulars, Time};
+use crate::collective::core::{AutoQuorum, Cut, Entry, Part, Particulars, Time};
 use crate::collective::driver::Reduction;
 use crate::rank_set::RankSet;
 use crate::reduce::{Dtype, Reduce, f16};
@@ -354,7 +354,7 @@ impl Oracle {
                             "G9: {entry:?} in round {round} says something else than its rank: {told:?}"
                         ));
                     }
-                    self.measured += u64::from(told.durations != Durations::NONE);
+                    self.measured += u64::from(told.is_measured());
                 }
             }
         }

@@ -156,7 +156,7 @@ impl AutoQuorum {
         for entry in cut.contributions() {
             let steps = &mut self.steps[entry.rank as usize];
             steps.seen = round;
-            if let Some(time) = entry.particulars().durations.computed() {
+            if let Some(time) = entry.particulars().durations().computed() {
                 steps.push(time);
             }
         }
@@ -182,7 +182,7 @@ impl AutoQuorum {
         self.waits.clear();
         let mut is_measured = false;
         for entry in cut.contributions() {
-            let Some(waited) = entry.particulars().durations.waited() else { continue };
+            let Some(waited) = entry.particulars().durations().waited() else { continue };
             is_measured = true;
             if entry.part == Part::Fresh && self.fresh.contains(entry.rank) {
                 self.waits.push(waited);

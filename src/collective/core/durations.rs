@@ -13,7 +13,7 @@ const MOST_CODE: u64 = (1 << SCALE_BITS) - 1;
 
 /// A duration that a rank measured with its own clock, on a logarithmic scale of 10 bits: steps of 128 ns up to 8 us,
 /// then of 3 %, up to 2 hours. So it is wrong by 1.6 %, or by 64 ns.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Scaled(u16);
 
 impl Scaled {
@@ -44,52 +44,46 @@ impl Scaled {
     }
 }
 
-impl fmt::Debug for Scaled {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match duration(self.time()) {
-            Some(time) => write!(f, "{time:?}"),
-            None => f.write_str("unknown"),
-        }
-    }
-}
-
-/// How long a rank computed its contribution, and how long it waited for the round before. Either may be unknown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub(crate) struct Durations {
-    computed: Scaled,
-    waited: Scaled,
-}
+/// How long a rank computed its contribution, and how long it waited for the round before. Either may be unknown. Held
+/// as a cell has it: most are only passed on.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Durations(u32);
 
 impl Durations {
     /// Nothing was measured.
-    pub(crate) const NONE: Durations = Durations { computed: Scaled(0), waited: Scaled(0) };
+    pub(crate) const NONE: Durations = Durations(0);
 
+    #[inline]
     pub(crate) fn new(computed: Option<Time>, waited: Option<Time>) -> Self {
-        let scaled = |time: Option<Time>| time.map_or(Scaled(0), Scaled::new);
-        Durations { computed: scaled(computed), waited: scaled(waited) }
+        let scaled = |time: Option<Time>| time.map_or(0, |time| u32::from(Scaled::new(time).0));
+        Durations(scaled(computed) << SCALE_BITS | scaled(waited))
     }
 
     #[inline]
     pub(crate) fn computed(self) -> Option<Time> {
-        self.computed.time()
+        Scaled((self.0 >> SCALE_BITS) as u16).time()
     }
 
     #[inline]
     pub(crate) fn waited(self) -> Option<Time> {
-        self.waited.time()
+        Scaled((self.0 & MOST_CODE as u32) as u16).time()
     }
 }
 
-/// What a contribution says about itself. Contributions with weights tell no durations: both take the same bits of a
-/// cell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Particulars {
-    pub(crate) weight: u16,
-    pub(crate) durations: Durations,
+impl fmt::Debug for Durations {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (computed, waited) = (duration(self.computed()), duration(self.waited()));
+        f.debug_struct("Durations").field("computed", &computed).field("waited", &waited).finish()
+    }
 }
 
+/// What a contribution says about itself, as a cell has it. Contributions with weights tell no durations: both take the
+/// same bits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Particulars(u32);
+
 /// Tells durations from a weight.
-const HAS_DURATIONS: u64 = 1 << (2 * SCALE_BITS);
+const HAS_DURATIONS: u32 = 1 << (2 * SCALE_BITS);
 
 impl Particulars {
     /// The number of bits in a cell.
@@ -99,28 +93,49 @@ impl Particulars {
     pub(crate) const PLAIN: Particulars = Particulars::weighing(1);
 
     pub(crate) const fn weighing(weight: u16) -> Self {
-        Particulars { weight, durations: Durations::NONE }
+        Particulars(weight as u32)
     }
 
-    pub(crate) const fn lasting(durations: Durations) -> Self {
-        Particulars { weight: 1, durations }
+    /// The weight is 1 where durations are known.
+    #[inline]
+    pub(crate) fn new(weight: u16, durations: Durations) -> Self {
+        match durations {
+            Durations::NONE => Particulars::weighing(weight),
+            Durations(codes) => Particulars(HAS_DURATIONS | codes),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn weight(self) -> u16 {
+        if self.is_measured() { 1 } else { self.0 as u16 }
+    }
+
+    #[inline]
+    pub(crate) fn durations(self) -> Durations {
+        if self.is_measured() { Durations(self.0 & (HAS_DURATIONS - 1)) } else { Durations::NONE }
+    }
+
+    /// Returns whether it says a duration.
+    #[inline]
+    pub(crate) fn is_measured(self) -> bool {
+        self.0 & HAS_DURATIONS != 0
     }
 
     #[inline]
     pub(super) fn encode(self) -> u64 {
-        match self.durations {
-            Durations::NONE => u64::from(self.weight),
-            Durations { computed, waited } => HAS_DURATIONS | u64::from(computed.0) << SCALE_BITS | u64::from(waited.0),
-        }
+        u64::from(self.0)
     }
 
     #[inline]
     pub(super) fn decode(bits: u64) -> Self {
-        if bits & HAS_DURATIONS == 0 {
-            return Particulars::weighing(bits as u16);
-        }
-        let scaled = |from: u32| Scaled((bits >> from & MOST_CODE) as u16);
-        Particulars::lasting(Durations { computed: scaled(SCALE_BITS), waited: scaled(0) })
+        Particulars(bits as u32)
+    }
+}
+
+impl fmt::Debug for Particulars {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (weight, durations) = (self.weight(), self.durations());
+        f.debug_struct("Particulars").field("weight", &weight).field("durations", &durations).finish()
     }
 }
 
@@ -161,8 +176,8 @@ mod tests {
             Particulars::PLAIN,
             Particulars::weighing(0),
             Particulars::weighing(u16::MAX),
-            Particulars::lasting(durations),
-            Particulars::lasting(only_waited),
+            Particulars::new(1, durations),
+            Particulars::new(1, only_waited),
         ] {
             assert!(particulars.encode() < 1 << Particulars::BITS);
             assert_eq!(Particulars::decode(particulars.encode()), particulars);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::durations::{Durations, Particulars, duration};
+use super::durations::{Particulars, duration};
 
 /// How a rank takes part in a round. There are only these three ways: a program that reads cuts handles all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -33,7 +33,7 @@ pub struct Entry {
     pub age: u64,
     /// The weight that [`Allreduce::weigh`](crate::Allreduce::weigh) gave the contribution; otherwise 1.
     pub weight: u16,
-    durations: Durations,
+    particulars: Particulars,
     /// The rank's buffer that holds the contribution, for a rank that reads it there. It is not part of what was
     /// agreed.
     pub(crate) buffer: u32,
@@ -75,15 +75,14 @@ impl Part {
 
 impl Entry {
     pub(crate) fn new(rank: u32, part: Part, (age, particulars): (u64, Particulars), buffer: u32) -> Self {
-        let Particulars { weight, durations } = particulars;
-        Entry { rank, part, age, weight, durations, buffer }
+        Entry { rank, part, age, weight: particulars.weight(), particulars, buffer }
     }
 
     /// Returns how long the rank computed the contribution: from the wait that returned its last outcome to the call
     /// that handed this one in. `None` where that is not known, see [`waited`](Entry::waited).
     #[must_use]
     pub fn computed(&self) -> Option<Duration> {
-        duration(self.durations.computed())
+        duration(self.particulars.durations().computed())
     }
 
     /// Returns how long the rank waited for its round before this one, from its first call of `wait` on; nothing if it
@@ -94,15 +93,15 @@ impl Entry {
     /// known of contributions with weights, of rounds that a provider runs, or of groups by order of arrival.
     #[must_use]
     pub fn waited(&self) -> Option<Duration> {
-        duration(self.durations.waited())
+        duration(self.particulars.durations().waited())
     }
 
     pub(crate) fn particulars(&self) -> Particulars {
-        Particulars { weight: self.weight, durations: self.durations }
+        self.particulars
     }
 
     fn agreed(&self) -> (u32, Part, u64, Particulars) {
-        (self.rank, self.part, self.age, self.particulars())
+        (self.rank, self.part, self.age, self.particulars)
     }
 
     fn encode(self) -> u64 {
@@ -110,14 +109,14 @@ impl Entry {
         u64::from(self.rank)
             | u64::from(self.buffer) << RANK_BITS
             | self.part.code() << PART_SHIFT
-            | self.particulars().encode() << PARTICULARS_SHIFT
+            | self.particulars.encode() << PARTICULARS_SHIFT
             | self.age << AGE_SHIFT
     }
 
     #[inline]
     fn decode(cell: u64) -> Self {
         let field = |from: u32, bits: u32| cell >> from & ((1 << bits) - 1);
-        let Particulars { weight, durations } = Particulars::decode(field(PARTICULARS_SHIFT, Particulars::BITS));
+        let particulars = Particulars::decode(field(PARTICULARS_SHIFT, Particulars::BITS));
         Entry {
             rank: field(0, RANK_BITS) as u32,
             buffer: field(RANK_BITS, BUFFER_BITS) as u32,
@@ -126,8 +125,8 @@ impl Entry {
                 1 => Part::Fresh,
                 _ => Part::Leaving,
             },
-            weight,
-            durations,
+            weight: particulars.weight(),
+            particulars,
             age: cell >> AGE_SHIFT,
         }
     }

@@ -138,7 +138,7 @@ pub(crate) fn play_work(work: &mut impl Played, ranks: u32, fixed: Option<u32>, 
     while goes_on {
         let Some(Reverse((now, rank))) = events.pop() else { unreachable!("every rank computes or waits") };
         let of = state[rank as usize];
-        let told = Particulars::lasting(Durations::new(Some(of.computes), of.waited));
+        let told = Particulars::new(1, Durations::new(Some(of.computes), of.waited));
         let is_late = of.target <= fired;
         let (part, age) = if is_late { (Part::Carried, fired + 1 - of.target) } else { (Part::Fresh, 0) };
         entries.push(Entry::new(rank, part, (age, told), 0));

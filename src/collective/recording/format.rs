@@ -110,8 +110,8 @@ pub(super) enum EntryLine {
 
 impl EntryLine {
     fn of(entry: Entry) -> Self {
-        let (Entry { rank, part, age, weight, .. }, Particulars { durations, .. }) = (entry, entry.particulars());
-        match durations {
+        let Entry { rank, part, age, weight, .. } = entry;
+        match entry.particulars().durations() {
             Durations::NONE => EntryLine::Plain(rank, part, age, weight),
             measured => EntryLine::Timed(rank, part, age, weight, measured.computed(), measured.waited()),
         }
@@ -127,7 +127,7 @@ impl EntryLine {
         };
         let is_known = durations == Durations::NONE || weight == 1;
         let in_range = rank < ranks && age < MOST_AGE && is_known;
-        in_range.then(|| Entry::new(rank, part, (age, Particulars { weight, durations }), 0))
+        in_range.then(|| Entry::new(rank, part, (age, Particulars::new(weight, durations)), 0))
     }
 }
 

@@ -81,7 +81,7 @@ impl Protocol for TicketEngine {
 
     fn arrive(&mut self, now: Time, particulars: Particulars, _unfilled: bool) {
         let Buffer { number, .. } = self.buffer();
-        self.driver.machine_mut().arrive(now, number, self.iteration, particulars.weight);
+        self.driver.machine_mut().arrive(now, number, self.iteration, particulars.weight());
         self.arrivals += 1;
     }
 

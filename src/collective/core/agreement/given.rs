@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 
 use super::super::context::Context;
 use super::super::cut::Cut;
-use super::super::durations::{Durations, Particulars};
+use super::super::durations::Particulars;
 use super::super::entry::{Entry, Part};
 use super::super::input::{Cells, Effort};
 use super::super::movement::Movement;
@@ -299,8 +299,8 @@ enum Fate {
 /// Returns what an entry says: the durations that were given, and the weight of the contribution.
 fn given_particulars(given: Entry, tag: Tag) -> Particulars {
     match given.particulars() {
-        Particulars { durations: Durations::NONE, .. } => Particulars::weighing(tag.particulars.weight),
-        measured => measured,
+        measured if measured.is_measured() => measured,
+        _ => Particulars::weighing(tag.particulars.weight()),
     }
 }
 

@@ -170,7 +170,7 @@ impl Form for Slots {
             deposit.initiator |= starts;
         });
         self.gates[slot] = gate.0;
-        cx.outbox.runner(RunnerOp::Deposit { round, gate: gate.0, buffer, row, weight: particulars.weight });
+        cx.outbox.runner(RunnerOp::Deposit { round, gate: gate.0, buffer, row, weight: particulars.weight() });
         if part == Part::Fresh && round != target {
             return arrival.placed(round, cx);
         }

@@ -64,7 +64,7 @@ fn a_slow_rank_that_moves_and_a_pause_of_all_are_followed() {
 #[test]
 fn a_rank_that_stays_away_is_not_waited_for() {
     let mut auto = AutoQuorum::new(4, 10, 0);
-    let told = |waited| Particulars::lasting(Durations::new(Some(10_000_000), Some(waited)));
+    let told = |waited| Particulars::new(1, Durations::new(Some(10_000_000), Some(waited)));
     for round in 1..200 {
         let present = if round < 20 { 4 } else { 3 };
         let entries = (0..present).map(|rank| Entry::new(rank, Part::Fresh, (0, told(0)), 0)).collect();
