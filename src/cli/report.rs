@@ -11,7 +11,7 @@ use serde_json::json;
 use super::table::Table;
 use crate::collective::lateness::Account;
 use crate::collective::recording::Recorded;
-use crate::{Lateness, RankLateness, SlowSpell, files};
+use crate::{Fire, Lateness, RankLateness, SlowSpell, files};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -43,7 +43,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
     let hosts = lateness.slow_hosts(|rank| recorded.hosts[rank as usize]);
     if let Some(page) = &args.html {
         let text = html::page(&args.file.display().to_string(), &recorded, (&lateness, &hosts));
-        files::write(page, text.as_bytes()).map_err(|cause| format!("{}: {cause}", page.display()))?;
+        files::write(page, text.as_bytes()).map_err(|cause| format!("cannot write {}: {cause}", page.display()))?;
     }
     if args.json {
         say!("{}", as_json(&recorded, &lateness, &hosts));
@@ -57,7 +57,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
     }
     say!("{table}");
     LEGEND.iter().for_each(|line| say!("{line}"));
-    conclusions(&lateness, &hosts).iter().for_each(|line| say!("{line}"));
+    conclusions(&recorded, &lateness, &hosts).iter().for_each(|line| say!("{line}"));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -105,8 +105,9 @@ fn rounds(spell: &SlowSpell) -> String {
     }
 }
 
-/// Returns a sentence for each time in which a rank was slow.
-pub(super) fn spells(lateness: &Lateness) -> Vec<String> {
+/// Returns a sentence for each time in which a rank was slow, in a run that waited for all ranks or did not.
+pub(super) fn spells(lateness: &Lateness, waited: bool) -> Vec<String> {
+    let cost_them = cost_them(waited);
     let sentence = |rank: u32, slow: &SlowSpell| {
         let cost = seconds(slow.cost);
         let factor = slow.factor;
@@ -115,11 +116,15 @@ pub(super) fn spells(lateness: &Lateness) -> Vec<String> {
             None => format!("from round {} on", slow.since),
         };
         format!(
-            "Rank {rank} was slow {when}: {factor:.2} times as long as a fast rank. Waiting for it in each round would have cost {cost}."
+            "Rank {rank} was slow {when}: {factor:.2} times as long as a fast rank. Waiting for it in each round {cost_them} {cost}."
         )
     };
     let of_rank = |rank: &RankLateness| rank.spells.iter().map(|slow| sentence(rank.rank, slow)).collect::<Vec<_>>();
     lateness.slow_ranks().flat_map(of_rank).collect()
+}
+
+fn cost_them(waited: bool) -> &'static str {
+    if waited { "cost" } else { "would have cost" }
 }
 
 /// Returns the account as JSON: a rank after the other.
@@ -129,22 +134,29 @@ pub(super) fn ranks_as_json(lateness: &Lateness) -> Vec<serde_json::Value> {
         json!({
             "rank": rank.rank, "contributions": rank.contributions, "late": rank.late, "mean_age": rank.mean_age,
             "measured": rank.measured, "slow": rank.slow, "computed_s": rank.computed.as_secs_f64(),
-            "waited_s": rank.waited.as_secs_f64(), "would_wait_s": rank.would_wait.as_secs_f64(), "spells": rank.spells.iter().map(spell).collect::<Vec<_>>(),
+            "waited_s": rank.waited.as_secs_f64(), "would_wait_s": rank.would_wait.as_secs_f64(),
+            "computes_ms": mean_ms(rank), "waits": waits(rank), "spells": rank.spells.iter().map(spell).collect::<Vec<_>>(),
         })
     };
     lateness.ranks.iter().map(rank).collect()
 }
 
 /// What the account comes to, in sentences.
-fn conclusions(lateness: &Lateness, hosts: &[u32]) -> Vec<String> {
+fn conclusions(recorded: &Recorded, lateness: &Lateness, hosts: &[u32]) -> Vec<String> {
     if lateness.ranks.iter().all(|rank| rank.measured == 0) {
-        return vec!["Nothing was measured: no rank is named.".to_owned()];
+        let (collective, rounds) = (recorded.collective, lateness.rounds);
+        return vec![format!(
+            "Nothing was measured in the {rounds} round(s) of collective {collective}. The files of other collectives of this run have other numbers before the rank."
+        )];
     }
-    let mut lines = spells(lateness);
+    let waited = recorded.fire == Fire::ALL.to_string();
+    let mut lines = spells(lateness, waited);
     lines.extend(hosts.iter().map(|host| format!("All ranks of host {host} became slow together: look at the host.")));
     if lines.is_empty() {
         lines.push("No rank was slow for long.".to_owned());
     }
+    let (cost_them, cost) = (cost_them(waited), seconds(lateness.jitter));
+    lines.push(format!("Single long steps of ranks that were not slow then {cost_them} {cost}."));
     lines
 }
 
@@ -155,6 +167,6 @@ fn seconds(time: Duration) -> String {
 fn as_json(recorded: &Recorded, lateness: &Lateness, hosts: &[u32]) -> serde_json::Value {
     json!({
         "collective": recorded.collective, "fire": recorded.fire, "recorded_by": recorded.rank, "rounds": lateness.rounds,
-        "hosts": recorded.hosts, "slow_hosts": hosts, "ranks": ranks_as_json(lateness),
+        "hosts": recorded.hosts, "slow_hosts": hosts, "jitter_s": lateness.jitter.as_secs_f64(), "ranks": ranks_as_json(lateness),
     })
 }

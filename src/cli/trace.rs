@@ -79,6 +79,9 @@ pub(super) fn main(args: &Args) -> super::Outcome {
         table.row(&[rank, events, ms(Some(offset)), ms(at_least), ms(at_most), shared.to_string()]);
     }
     say!("{table}");
+    if files.iter().all(|file| file.machine == files[0].machine) {
+        say!("# all ranks ran on one machine: they have one clock");
+    }
     LEGEND.iter().for_each(|line| say!("{line}"));
     say!("{} has all events; open it in ui.perfetto.dev or chrome://tracing", args.out.display());
     Ok(ExitCode::SUCCESS)

@@ -90,6 +90,9 @@ pub struct Lateness {
     pub rounds: u64,
     /// What is known of each rank.
     pub ranks: Vec<RankLateness>,
+    /// What single long steps cost, or would have cost, those that wait for all ranks: how much longer than a fast rank
+    /// the last rank took that is not slow, in all measured rounds.
+    pub jitter: Duration,
 }
 
 impl Lateness {
@@ -243,6 +246,7 @@ pub(crate) struct Account {
     /// The slow steps, and all steps, of ranks that are not slow, of late.
     slow_of_late: f64,
     all_of_late: f64,
+    jitter: Time,
     newest: NewestSteps,
 }
 
@@ -250,7 +254,8 @@ impl Account {
     pub(crate) fn new(ranks: u32) -> Self {
         let seen = |_| Seen { spells: Vec::with_capacity(MOST_SPELLS), ..Seen::default() };
         let ranks_seen = (0..ranks).map(seen).collect();
-        Account { rounds: 0, ranks: ranks_seen, slow_of_late: 0.0, all_of_late: 0.0, newest: NewestSteps::new(ranks) }
+        let newest = NewestSteps::new(ranks);
+        Account { rounds: 0, ranks: ranks_seen, slow_of_late: 0.0, all_of_late: 0.0, jitter: 0, newest }
     }
 
     /// Returns the newest round in which a rank was fresh; 0 if there is none.
@@ -303,6 +308,7 @@ impl Account {
         let share = (self.slow_of_late / self.all_of_late.max(1.0)).clamp(LEAST_SHARE, LARGEST_SHARE);
         self.slow_of_late *= 1.0 - 1.0 / MEMORY;
         self.all_of_late *= 1.0 - 1.0 / MEMORY;
+        let mut longest = fast;
         for entry in cut.contributions() {
             let Some(time) = entry.particulars().durations().computed() else { continue };
             let seen = &mut self.ranks[entry.rank as usize];
@@ -312,11 +318,13 @@ impl Account {
             if !seen.is_slow() {
                 self.all_of_late += 1.0;
                 self.slow_of_late += f64::from(u8::from(is_slow));
+                longest = longest.max(time);
             }
             let cost = time.saturating_sub(if seen.is_slow() { slowest } else { fast });
             let step = Sums { steps: 1, factors: time as f64 / fast.max(1) as f64, cost };
             seen.judge(cut.round.saturating_sub(entry.age), is_slow, step, share);
         }
+        self.jitter = self.jitter.saturating_add(longest - fast);
     }
 
     pub(crate) fn lateness(&self) -> Lateness {
@@ -337,7 +345,8 @@ impl Account {
             would_wait: Duration::from_nanos(seen.would_wait),
             spells: seen.spells.iter().map(spell).collect(),
         };
-        Lateness { rounds: self.rounds, ranks: self.ranks.iter().enumerate().map(rank).collect() }
+        let ranks = self.ranks.iter().enumerate().map(rank).collect();
+        Lateness { rounds: self.rounds, ranks, jitter: Duration::from_nanos(self.jitter) }
     }
 }
 

@@ -32,9 +32,13 @@ struct Point {
     is_late: bool,
 }
 
+fn rounds_of_a_point(recorded: &Recorded) -> usize {
+    recorded.cuts.len().div_ceil(POINTS).max(1)
+}
+
 /// Returns the points of each rank.
 fn points(recorded: &Recorded) -> Vec<Vec<Point>> {
-    let each = recorded.cuts.len().div_ceil(POINTS).max(1);
+    let each = rounds_of_a_point(recorded);
     let count = recorded.cuts.len().div_ceil(each);
     let mut lines = vec![vec![Point::default(); count]; recorded.ranks as usize];
     let mut newest = NewestSteps::new(recorded.ranks);
@@ -55,14 +59,16 @@ fn points(recorded: &Recorded) -> Vec<Vec<Point>> {
 pub(super) fn page(title: &str, recorded: &Recorded, (lateness, hosts): (&Lateness, &[u32])) -> String {
     let title = escaped(title);
     let (ranks, rounds_of_all) = (recorded.ranks, lateness.rounds);
+    let each = rounds_of_a_point(recorded);
     let mut html = format!(
         "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>{title}</title><style>{STYLE}</style>\n<h1>{title}</h1>\n\
          <p>{ranks} ranks, {rounds_of_all} rounds, fire {}. A line a rank: how long it computed, as a multiple of a fast rank's \
-         time; the lower edge is 1, the upper one {MOST}. Dots: contributions that came late. Shaded: rounds in which the rank was slow \
+         time; the lower edge is 1, the upper one {MOST} or more. A point is the longest step of {each} round(s), so a line shows each long \
+         step and not the mean. Dots: contributions that came late. Shaded: rounds in which the rank was slow \
          for long.</p>\n<ul>\n",
         escaped(&recorded.fire)
     );
-    for line in super::conclusions(lateness, hosts) {
+    for line in super::conclusions(recorded, lateness, hosts) {
         let _ = writeln!(html, "<li>{line}</li>");
     }
     let lines = points(recorded);

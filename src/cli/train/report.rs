@@ -154,7 +154,7 @@ impl Report {
                 say!("to_loss_s: seconds until the loss was {:.4}", Number(goal));
             }
             for (label, run) in &self.runs {
-                spells(&run.lateness).iter().for_each(|sentence| say!("{label}: {sentence}"));
+                spells(&run.lateness, run.waited_for_all).iter().for_each(|sentence| say!("{label}: {sentence}"));
             }
         }
         for (label, run) in self.runs.iter().filter(|_| self.tells_models && !self.json) {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::collective::Part;
-use crate::{Checkpoint, Error, Lateness, Outcome, Preset, Result, Scale, World};
+use crate::{Checkpoint, Error, Fire, Lateness, Outcome, Preset, Result, Scale, World};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -43,6 +43,8 @@ pub(super) struct Trained {
     pub(super) windows: Option<Windows>,
     /// Which ranks were late.
     pub(super) lateness: Lateness,
+    /// Whether each round waited for all ranks.
+    pub(super) waited_for_all: bool,
     /// A digest of the models of all ranks at the end.
     pub(super) models: String,
     pub(super) curve: Vec<Point>,
@@ -294,6 +296,7 @@ pub(super) fn train(
         moved,
         windows,
         lateness,
+        waited_for_all: method.fire == Fire::ALL,
         models,
         curve: snapshots.into_iter().map(point).collect(),
     })

@@ -76,8 +76,9 @@ const MOST_HEAD: u64 = 1 << 24;
 fn read_head(from: &mut impl BufRead) -> Result<Header, String> {
     let mut text = Vec::new();
     next_line(&mut from.take(MOST_HEAD), &mut text)?;
-    let head: Header = serde_json::from_slice(&text)
-        .map_err(|problem| format!("this is not a recording of version {VERSION}: {problem}"))?;
+    let head: Header = serde_json::from_slice(&text).map_err(|problem| {
+        format!("this is not a recording of version {VERSION} (EARLYBIRD_RECORD makes one): {problem}")
+    })?;
     if head.earlybird_recording != VERSION {
         let version = head.earlybird_recording;
         return Err(format!("this is a recording of version {version}, and only {VERSION} is known; record again"));
