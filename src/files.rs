@@ -49,6 +49,19 @@ pub fn check_own(path: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
+/// Checks that a file which is about to be written is none of those that were read.
+///
+/// # Errors
+/// It is one of them.
+#[cfg(feature = "cli")]
+pub(crate) fn check_apart(written: &Path, read: &[std::path::PathBuf]) -> Result<(), String> {
+    let Ok(place) = fs::canonicalize(written) else { return Ok(()) };
+    match read.iter().any(|other| fs::canonicalize(other).is_ok_and(|other| other == place)) {
+        true => Err(format!("{}: this is one of the files to read; write to another one", written.display())),
+        false => Ok(()),
+    }
+}
+
 /// Writes a file, as [`create`] makes it.
 ///
 /// # Errors

@@ -171,6 +171,7 @@ pub(super) fn standalone(figure: &str, names: &[String]) -> String {
 
 /// Returns a text as HTML and SVG have it.
 pub(super) fn escaped(text: &str) -> String {
+    let text = text.replace(|c: char| c.is_control(), " ");
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::table::Table;
 use crate::collective::lateness::Account;
 use crate::collective::recording::Recorded;
-use crate::{Fire, Lateness, RankLateness, SlowSpell, files};
+use crate::{Fire, Lateness, RankLateness, SlowSpell, When, files};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -42,6 +42,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
     let lateness = account.lateness();
     let hosts = lateness.slow_hosts(|rank| recorded.hosts[rank as usize]);
     if let Some(page) = &args.html {
+        files::check_apart(page, std::slice::from_ref(&args.file))?;
         let text = html::page(&args.file.display().to_string(), &recorded, (&lateness, &hosts));
         files::write(page, text.as_bytes()).map_err(|cause| format!("cannot write {}: {cause}", page.display()))?;
     }
@@ -123,6 +124,11 @@ pub(super) fn spells(lateness: &Lateness, waited: bool) -> Vec<String> {
     lateness.slow_ranks().flat_map(of_rank).collect()
 }
 
+/// Returns whether each round of a world waits for all ranks.
+pub(super) fn waits_for_all(fire: Fire, ranks: u32) -> bool {
+    fire.is_synchronous() || matches!(fire.when(), When::Quorum(least) if least >= ranks)
+}
+
 fn cost_them(waited: bool) -> &'static str {
     if waited { "cost" } else { "would have cost" }
 }
@@ -149,7 +155,7 @@ fn conclusions(recorded: &Recorded, lateness: &Lateness, hosts: &[u32]) -> Vec<S
             "Nothing was measured in the {rounds} round(s) of collective {collective}. The files of other collectives of this run have other numbers before the rank."
         )];
     }
-    let waited = recorded.fire == Fire::ALL.to_string();
+    let waited = waits_for_all(recorded.fire, recorded.ranks);
     let mut lines = spells(lateness, waited);
     lines.extend(hosts.iter().map(|host| format!("All ranks of host {host} became slow together: look at the host.")));
     if lines.is_empty() {
@@ -166,7 +172,7 @@ fn seconds(time: Duration) -> String {
 
 fn as_json(recorded: &Recorded, lateness: &Lateness, hosts: &[u32]) -> serde_json::Value {
     json!({
-        "collective": recorded.collective, "fire": recorded.fire, "recorded_by": recorded.rank, "rounds": lateness.rounds,
+        "collective": recorded.collective, "fire": recorded.fire.to_string(), "recorded_by": recorded.rank, "rounds": lateness.rounds,
         "hosts": recorded.hosts, "slow_hosts": hosts, "jitter_s": lateness.jitter.as_secs_f64(), "ranks": ranks_as_json(lateness),
     })
 }

@@ -64,6 +64,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
             return Err(named(path, what).into());
         }
     }
+    files::check_apart(&args.out, &args.files)?;
     let files: Vec<TraceFile> = files.into_iter().map(|(_, file)| file).collect();
     let clocks = align(&files);
     write(&args.out, &files, &clocks).map_err(|cause| named(&args.out, cause.to_string()))?;

@@ -32,6 +32,9 @@ const MEMORY: f64 = 64.0;
 /// oldest as one.
 const MOST_SPELLS: usize = 16;
 
+/// The least step of a fast rank: what the scale of the durations can tell.
+const TICK: Time = 128;
+
 /// A time in which a rank was slow.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
@@ -154,6 +157,8 @@ struct Sums {
     steps: u64,
     factors: f64,
     cost: Time,
+    /// What was taken for jitter until the rank was named.
+    jitter: Time,
 }
 
 impl Sums {
@@ -161,6 +166,7 @@ impl Sums {
         self.steps += other.steps;
         self.factors += other.factors;
         self.cost = self.cost.saturating_add(other.cost);
+        self.jitter = self.jitter.saturating_add(other.jitter);
     }
 }
 
@@ -170,8 +176,8 @@ impl Seen {
     }
 
     /// Learns that a step, for a contribution to this round, was slow or not. `share` is the share of slow steps of
-    /// the other ranks.
-    fn judge(&mut self, round: u64, is_slow: bool, step: Sums, share: f64) {
+    /// the other ranks. Returns what was no jitter, because the rank is named now.
+    fn judge(&mut self, round: u64, is_slow: bool, step: Sums, share: f64) -> Time {
         let likelier =
             if is_slow { (OF_A_SLOW_RANK / share).ln() } else { ((1.0 - OF_A_SLOW_RANK) / (1.0 - share)).ln() };
         let towards = if self.is_slow() { -likelier } else { likelier };
@@ -180,16 +186,21 @@ impl Seen {
         }
         self.evidence += towards;
         self.since.add(step);
+        let mut no_jitter = 0;
         if self.evidence <= 0.0 {
             self.settle();
         } else if self.evidence > CERTAINTY {
             let (begins, sums) = (self.begins, std::mem::take(&mut self.since));
             match self.spells.last_mut().filter(|spell| spell.until.is_none()) {
                 Some(spell) => spell.until = Some(begins),
-                None => self.begin(Spell { since: begins, until: None, sums }),
+                None => {
+                    no_jitter = sums.jitter;
+                    self.begin(Spell { since: begins, until: None, sums });
+                }
             }
             self.evidence = 0.0;
         }
+        no_jitter
     }
 
     fn begin(&mut self, spell: Spell) {
@@ -231,10 +242,16 @@ impl NewestSteps {
                 self.times[entry.rank as usize] = Some(time);
             }
         }
+        self.without_leavers(cut);
         self.sorted.clear();
         self.sorted.extend(self.times.iter().flatten());
         self.sorted.sort_unstable();
-        self.sorted.get(self.sorted.len().saturating_sub(1) / 4).copied()
+        // No step is shorter than the clock can tell.
+        self.sorted.get(self.sorted.len().saturating_sub(1) / 4).map(|&time| time.max(TICK))
+    }
+
+    fn without_leavers(&mut self, cut: &Cut) {
+        cut.leaving().for_each(|rank| self.times[rank as usize] = None);
     }
 }
 
@@ -267,7 +284,7 @@ impl Account {
     #[inline]
     pub(crate) fn add(&mut self, round: u64, cut: &Cut, mut leaves: impl FnMut(u32)) {
         self.rounds += 1;
-        let mut is_measured = false;
+        let (mut is_measured, mut has_leavers) = (false, false);
         for entry in cut.entries() {
             let seen = &mut self.ranks[entry.rank as usize];
             match entry.part {
@@ -275,6 +292,7 @@ impl Account {
                 Part::Carried => (seen.late, seen.ages) = (seen.late + 1, seen.ages + entry.age),
                 Part::Leaving => {
                     leaves(entry.rank);
+                    has_leavers = true;
                     continue;
                 }
             }
@@ -283,12 +301,16 @@ impl Account {
         }
         if is_measured {
             self.measure(cut);
+        } else if has_leavers {
+            self.newest.without_leavers(cut);
         }
     }
 
     #[inline(never)]
     fn measure(&mut self, cut: &Cut) {
         let mut has_steps = false;
+        // The two longest steps of ranks that are not slow, and whose the longest is.
+        let (mut longest, mut second, mut whose) = (0, 0, None);
         for entry in cut.contributions() {
             let (seen, durations) = (&mut self.ranks[entry.rank as usize], entry.particulars().durations());
             seen.waited += durations.waited().unwrap_or(0);
@@ -296,9 +318,15 @@ impl Account {
                 seen.computed += time;
                 seen.measured += 1;
                 has_steps = true;
+                if !seen.is_slow() && time > longest {
+                    (second, longest, whose) = (longest, time, Some(entry.rank));
+                } else if !seen.is_slow() {
+                    second = second.max(time);
+                }
             }
         }
         if !has_steps {
+            self.newest.without_leavers(cut);
             return;
         }
         let Some(fast) = self.newest.learn(cut) else { return };
@@ -308,7 +336,8 @@ impl Account {
         let share = (self.slow_of_late / self.all_of_late.max(1.0)).clamp(LEAST_SHARE, LARGEST_SHARE);
         self.slow_of_late *= 1.0 - 1.0 / MEMORY;
         self.all_of_late *= 1.0 - 1.0 / MEMORY;
-        let mut longest = fast;
+        let (longest, second) = (longest.max(fast), second.max(fast));
+        self.jitter = self.jitter.saturating_add(longest - fast);
         for entry in cut.contributions() {
             let Some(time) = entry.particulars().durations().computed() else { continue };
             let seen = &mut self.ranks[entry.rank as usize];
@@ -318,13 +347,13 @@ impl Account {
             if !seen.is_slow() {
                 self.all_of_late += 1.0;
                 self.slow_of_late += f64::from(u8::from(is_slow));
-                longest = longest.max(time);
             }
             let cost = time.saturating_sub(if seen.is_slow() { slowest } else { fast });
-            let step = Sums { steps: 1, factors: time as f64 / fast.max(1) as f64, cost };
-            seen.judge(cut.round.saturating_sub(entry.age), is_slow, step, share);
+            let jitter = if whose == Some(entry.rank) { longest - second } else { 0 };
+            let step = Sums { steps: 1, factors: time as f64 / fast as f64, cost, jitter };
+            let no_jitter = seen.judge(cut.round.saturating_sub(entry.age), is_slow, step, share);
+            self.jitter = self.jitter.saturating_sub(no_jitter);
         }
-        self.jitter = self.jitter.saturating_add(longest - fast);
     }
 
     pub(crate) fn lateness(&self) -> Lateness {

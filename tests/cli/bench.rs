@@ -305,4 +305,10 @@ fn bench_draws_latency_over_size() {
         assert!(["all", "solo", "peer: another"].iter().all(|name| drawn.contains(&format!(">{name}<"))), "{drawn}");
         assert!(drawn.contains("xmlns") && !drawn.contains("<script"), "{drawn}");
     }
+    for bad in [r#"{"bytes":8,"p50_us":1e300}"#, r#"{"bytes":-1,"p50_us":3}"#] {
+        std::fs::write(&peer, bad).unwrap();
+        let args = ["bench", "-n", "2", "--plot", image.to_str().unwrap(), "--overlay", peer.to_str().unwrap()];
+        let output = earlybird(&args).output().unwrap();
+        assert!(!output.status.success() && text(&output).contains("cannot be drawn"), "{}", text(&output));
+    }
 }

@@ -42,6 +42,11 @@ impl Picture {
             let (Some(bytes), Some(us)) = (value("bytes"), value("p50_us").or_else(|| value("mean_us"))) else {
                 return Err(format!("line {number}: a row has bytes, and p50_us or mean_us"));
             };
+            // What a picture with logarithmic axes can show, from a nanosecond to years.
+            let can_be_drawn = (1.0..=1e18).contains(&bytes) && (1e-3..=1e15).contains(&us);
+            if !can_be_drawn {
+                return Err(format!("line {number}: {bytes} bytes in {us} µs cannot be drawn"));
+            }
             let name = ["name", "fire", "op"].into_iter().find_map(|key| row[key].as_str()).unwrap_or("row");
             self.add(format!("{stem}: {name}"), bytes, us);
         }

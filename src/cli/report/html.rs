@@ -66,7 +66,7 @@ pub(super) fn page(title: &str, recorded: &Recorded, (lateness, hosts): (&Latene
          time; the lower edge is 1, the upper one {MOST} or more. A point is the longest step of {each} round(s), so a line shows each long \
          step and not the mean. Dots: contributions that came late. Shaded: rounds in which the rank was slow \
          for long.</p>\n<ul>\n",
-        escaped(&recorded.fire)
+        recorded.fire
     );
     for line in super::conclusions(recorded, lateness, hosts) {
         let _ = writeln!(html, "<li>{line}</li>");

@@ -77,14 +77,14 @@ fn compare(own: &BTreeMap<Round, Limits>, aligned: &BTreeMap<Round, Limits>, gue
         let Some(others) = aligned.get(round) else { continue };
         shared += 1;
         if let (Some(arrived), Some(knew)) = (others.arrived, own.knew) {
-            at_least = at_least.max(Some(arrived - knew));
+            at_least = at_least.max(Some(arrived.saturating_sub(knew)));
         }
         if let (Some(knew), Some(arrived)) = (others.knew, own.arrived) {
-            let limit = knew - arrived;
+            let limit = knew.saturating_sub(arrived);
             at_most = Some(at_most.map_or(limit, |before: i64| before.min(limit)));
         }
         if let (Some(others), Some(own)) = (others.learned, own.learned) {
-            between.push(others - own);
+            between.push(others.saturating_sub(own));
         }
     }
     between.sort_unstable();
@@ -135,6 +135,15 @@ mod tests {
         assert!((clocks[1].offset - 700_000_000).abs() <= 6_000, "{clocks:?}");
         assert!(clocks[1].at_least.unwrap() <= 700_000_000 && clocks[1].at_most.unwrap() >= 700_000_000);
         assert!((clocks[2].offset + 40_000).abs() <= 6_000, "{clocks:?}");
+    }
+
+    #[test]
+    fn times_that_no_clock_shows_do_no_harm() {
+        let [mut a, mut b] = [file(0, "a", 0, &[(900, true, 1005)]), file(1, "b", 0, &[(1000, true, 1006)])];
+        (a.to_wall, b.to_wall) = (i64::MIN, i64::MAX);
+        a.events.iter_mut().for_each(|event| event.time = event.time.map(|_| i64::MIN));
+        b.events.iter_mut().for_each(|event| event.time = event.time.map(|_| i64::MAX));
+        assert_eq!(align(&[a, b]).len(), 2);
     }
 
     #[test]

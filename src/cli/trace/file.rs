@@ -104,7 +104,10 @@ impl TraceFile {
         }
         let rank = header.object.get("pid").and_then(Value::as_u64).ok_or_else(not_a_trace)?;
         let [rank, ranks] = [rank, number("ranks")?].map(|number| u32::try_from(number).unwrap_or(u32::MAX));
-        let to_wall = number("wall_ns")? as i64 - number("monotonic_ns")? as i64;
+        if rank >= ranks {
+            return Err(format!("a world of {ranks} ranks has no rank {rank}"));
+        }
+        let to_wall = number("wall_ns")?.cast_signed().saturating_sub(number("monotonic_ns")?.cast_signed());
         let machine = header.object["args"].get("machine").and_then(Value::as_str).ok_or_else(not_a_trace)?.to_owned();
         Ok(TraceFile { rank, ranks, machine, to_wall, events })
     }

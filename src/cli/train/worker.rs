@@ -3,11 +3,12 @@
 use std::time::{Duration, Instant};
 
 use crate::collective::Part;
-use crate::{Checkpoint, Error, Fire, Lateness, Outcome, Preset, Result, Scale, World};
+use crate::{Checkpoint, Error, Lateness, Outcome, Preset, Result, Scale, World};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::super::common::mean_over_ranks;
+use super::super::report::waits_for_all;
 use super::Args;
 use super::layers::Layers;
 use super::learner::{Learner, Quality};
@@ -296,7 +297,7 @@ pub(super) fn train(
         moved,
         windows,
         lateness,
-        waited_for_all: method.fire == Fire::ALL,
+        waited_for_all: waits_for_all(method.fire, world.size()),
         models,
         curve: snapshots.into_iter().map(point).collect(),
     })

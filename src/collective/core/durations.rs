@@ -53,6 +53,9 @@ impl Durations {
     /// Nothing was measured.
     pub(crate) const NONE: Durations = Durations(0);
 
+    /// The longest time of the scale: some 2 hours and 22 minutes.
+    pub(super) const LONGEST: Time = 62 << 37;
+
     #[inline]
     pub(crate) fn new(computed: Option<Time>, waited: Option<Time>) -> Self {
         let scaled = |time: Option<Time>| time.map_or(0, |time| u32::from(Scaled::new(time).0));
@@ -156,6 +159,7 @@ mod tests {
         assert_eq!((times[0], Scaled(0).time()), (0, None));
         assert!(times.last().is_some_and(|&most| most > 2 * 3600 * 1_000_000_000));
         assert_eq!(Scaled::new(Time::MAX), Scaled(MOST_CODE as u16));
+        assert_eq!(times.last(), Some(&Durations::LONGEST));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Runs in virtual time, of which the account must say what was wrong with them.
 
 use super::*;
+use crate::collective::core::{Durations, Entry, Particulars};
 use crate::collective::core::played_tests::{KINDS, Lateness as Kind, play};
 
 /// The account of 1,000 rounds.
@@ -47,7 +48,7 @@ fn it_tells_jitter_from_a_lasting_change_and_a_slow_host_from_a_slow_rank() {
 fn the_oldest_of_many_spells_become_one() {
     let mut seen = Seen { spells: Vec::with_capacity(MOST_SPELLS), ..Seen::default() };
     let memory = seen.spells.as_ptr();
-    let step = Sums { steps: 1, factors: 2.0, cost: 10 };
+    let step = Sums { steps: 1, factors: 2.0, cost: 10, jitter: 0 };
     for round in 1..=4000 {
         seen.judge(round, (round - 1) / 100 % 2 == 0, step, 0.02);
     }
@@ -56,6 +57,58 @@ fn the_oldest_of_many_spells_become_one() {
     assert_eq!((spells[0].since, spells[0].until, spells[0].sums.steps), (1, Some(901), 500), "five as one");
     let newer = spells[1..].iter().zip(5..);
     newer.for_each(|(spell, at)| assert_eq!((spell.since, spell.until), (at * 200 + 1, Some(at * 200 + 101))));
+}
+
+const MS: Time = 1_000_000;
+
+/// A round in which ranks tell these times of computation, in milliseconds; `None`: the rank leaves.
+fn round_of(times: &[Option<Time>], round: u64) -> Cut {
+    let told = |ms: Time| Particulars::new(1, Durations::new(Some(ms * MS), Some(0)));
+    let entry = |(rank, time): (u32, &Option<Time>)| match *time {
+        Some(ms) => Entry::new(rank, Part::Fresh, (0, told(ms)), 0),
+        None => Entry::new(rank, Part::Leaving, (0, Particulars::weighing(0)), 0),
+    };
+    Cut::of_entries(round, None, (0..).zip(times).map(entry).collect())
+}
+
+/// What a slow rank costs is not counted again as jitter; a single long step is jitter.
+#[test]
+fn a_slow_rank_is_no_jitter() {
+    let mut account = Account::new(4);
+    for round in 1..=500 {
+        let slow = if (200..300).contains(&round) { 15 } else { 3 };
+        let single = if round == 77 { 13 } else { 3 };
+        account.add(round, &round_of(&[Some(3), Some(single), Some(slow), Some(3)], round), |_| ());
+    }
+    let lateness = account.lateness();
+    assert_eq!(names(&lateness), [2]);
+    let [spell] = lateness.ranks[2].spells[..] else { panic!("{:?}", lateness.ranks[2]) };
+    assert!((1.15..1.25).contains(&spell.cost.as_secs_f64()), "{spell:?}");
+    assert!((0.009..0.011).contains(&lateness.jitter.as_secs_f64()), "{:?}", lateness.jitter);
+}
+
+/// A rank that has left is neither the one that others are compared with nor one to wait for.
+#[test]
+fn a_rank_that_has_left_counts_no_more() {
+    for of_leaver in [1, 100] {
+        let mut account = Account::new(4);
+        let present = round_of(&[Some(10), Some(10), Some(10), Some(of_leaver)], 0);
+        (1..50).for_each(|round| account.add(round, &present, |_| ()));
+        account.add(50, &round_of(&[Some(10), Some(10), Some(10), None], 50), |rank| assert_eq!(rank, 3));
+        (51..550).for_each(|round| account.add(round, &round_of(&[Some(10); 3], round), |_| ()));
+        let lateness = account.lateness();
+        let would_wait = lateness.ranks[0].would_wait.as_secs_f64();
+        assert!(would_wait < 0.09 * 51.0, "{would_wait}");
+        assert!(lateness.ranks[..3].iter().all(|rank| !rank.is_slow()), "{lateness:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_computes_nothing_gives_no_infinite_factor() {
+    let mut account = Account::new(2);
+    (1..100).for_each(|round| account.add(round, &round_of(&[Some(0), Some(3)], round), |_| ()));
+    let [spell] = account.lateness().ranks[1].spells[..] else { panic!("no spell") };
+    assert!(spell.factor <= 3.1 * MS as f64 / TICK as f64, "{spell:?}");
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn reported(cuts: &[Cut], name: &str) -> (Lateness, Vec<u32>) {
         ranks: RANKS,
         rank: 0,
         collective: 0,
-        choices: BTreeMap::new(),
+        choices: BTreeMap::from([("fire".to_owned(), "all".to_owned())]),
         hosts: (0..RANKS).map(|rank| rank / 8).collect(),
         groups: false,
         tree: false,

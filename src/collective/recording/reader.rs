@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::format::{CutLine, Header, Line, VERSION};
 use crate::collective::core::{Cut, Entry, Part};
-use crate::files;
+use crate::{Fire, files};
 use crate::rank_set::RankSet;
 
 /// A rank's part of a recorded run.
@@ -147,6 +147,10 @@ impl Reader {
             if entries.is_empty() {
                 return Err(bad("has no entry"));
             }
+            let fits = |entry: &Entry| entry.age < cut.round;
+            if !entries.is_sorted_by(|a, b| a.rank < b.rank) || !entries.iter().all(fits) {
+                return Err(bad("has entries that cannot be in it"));
+            }
             self.cuts.push(Cut::of_entries(cut.round, cut.by, entries));
         }
         self.left = line.left;
@@ -219,8 +223,7 @@ pub(crate) struct Recorded {
     /// The rank that wrote the file, and the number of the collective in its world.
     pub(crate) rank: u32,
     pub(crate) collective: u32,
-    /// The firing rule, as it was printed.
-    pub(crate) fire: String,
+    pub(crate) fire: Fire,
     /// The number of each rank's host.
     pub(crate) hosts: Vec<u32>,
     /// The cuts of consecutive rounds, from round 1 on.
@@ -234,7 +237,8 @@ impl Recorded {
     /// # Errors
     /// What is wrong with the file.
     pub(crate) fn open(file: &Path) -> Result<Self, String> {
-        const MOST_RANKS: u32 = 1 << 20;
+        // A network names ranks by 16 bits.
+        const MOST_RANKS: u32 = 1 << 16;
         let opened = files::read(file).map_err(|cause| format!("the recording cannot be read: {cause}"))?;
         let mut from = BufReader::new(opened);
         let head = read_head(&mut from)?;
@@ -246,7 +250,9 @@ impl Recorded {
         {
             return Err("this is not a recording: its first line has numbers that are out of range".to_owned());
         }
-        let fire = head.choices.get("fire").cloned().unwrap_or_default();
+        let fire = head.choices.get("fire").map(String::as_str).unwrap_or_default();
+        let fire =
+            fire.parse().map_err(|_| format!("this is not a recording: {fire:?} is no rule by which rounds fire"))?;
         let hosts = if head.hosts.is_empty() { vec![0; ranks as usize] } else { head.hosts.clone() };
         let Recording { cuts, .. } = Recording::read_lines(from, &head, u64::MAX)?;
         Ok(Recorded { ranks, rank, collective, fire, hosts, cuts })
@@ -295,6 +301,24 @@ mod tests {
         for cut_off in [&SECOND[..30], &SECOND[..1], ""] {
             let part = read(&[HEADER, FIRST, cut_off]).unwrap();
             assert_eq!((part.rounds, part.ends, part.left), (1, vec![1], false));
+        }
+    }
+
+    #[test]
+    fn what_no_group_can_have_been_is_an_error() {
+        let header: Header = serde_json::from_str(HEADER).unwrap();
+        let follow = |round: u64, entries: &str| {
+            let line = format!(r#"{{"cuts":[{{"round":{round},"entries":[{entries}]}}]}}"#);
+            Reader::new(&header, 8).follow_group(serde_json::from_str(&line).unwrap())
+        };
+        follow(3, r#"[0,"fresh",0,1],[1,"carried",2,1]"#).unwrap();
+        for (round, entries) in [
+            (0, r#"[0,"fresh",0,1]"#),
+            (3, r#"[0,"carried",3,1]"#),
+            (3, r#"[1,"fresh",0,1],[1,"fresh",0,1]"#),
+            (3, ""),
+        ] {
+            assert!(follow(round, entries).is_err(), "{round} {entries}");
         }
     }
 

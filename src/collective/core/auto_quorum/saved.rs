@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{AutoQuorum, Evidence, MEMORIES, STEPS, Steps};
+use crate::collective::core::durations::Durations;
 use crate::collective::core::input::Time;
 use crate::rank_set::RankSet;
 
@@ -23,14 +24,13 @@ pub(crate) struct SavedQuorum {
 impl SavedQuorum {
     /// Returns whether a world of this size can have saved it after this round.
     pub(crate) fn is_possible(&self, ranks: u32, round: u64) -> bool {
-        // A sum over all ranks must not overflow.
-        let in_range = |times: &[Time]| times.iter().all(|&time| time <= Time::MAX >> 16);
+        // Sums over all ranks must not overflow. The evidence saturates.
+        let in_range = |times: &[Time]| times.iter().all(|&time| time <= Durations::LONGEST);
         let most = ranks as usize;
         (1..=ranks).contains(&self.quorum)
             && (1..=ranks).contains(&self.present)
             && self.fresh.iter().all(|&rank| rank < ranks)
             && (self.evidence.len(), self.steps.len()) == (most, most)
-            && self.evidence.iter().all(|(waited, all, _)| in_range(waited) && in_range(all))
             && self.steps.iter().all(|(last, known, seen)| in_range(last) && *known <= round && *seen <= round)
     }
 }

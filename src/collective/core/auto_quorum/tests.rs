@@ -96,6 +96,18 @@ fn what_was_saved_goes_on_alike() {
     }
 }
 
+/// The longest steps that can be told, in a world of many ranks.
+#[test]
+fn what_follows_from_long_steps_can_be_restored() {
+    let (ranks, long) = (600, Particulars::new(1, Durations::new(Some(Time::MAX), Some(Time::MAX / 2))));
+    let mut auto = AutoQuorum::new(ranks, 10, 0);
+    for round in 1..1000 {
+        let entries = (0..ranks).map(|rank| Entry::new(rank, Part::Fresh, (0, long), 0)).collect();
+        auto.learn(round, &Cut::of_entries(round, None, entries), &RankSet::full(ranks));
+    }
+    assert!(auto.save().is_possible(ranks, 999));
+}
+
 #[test]
 fn nothing_measured_changes_nothing() {
     let mut auto = AutoQuorum::new(3, 10, 0);

@@ -239,9 +239,6 @@ impl Plan {
     /// Returns what chooses the quorum before the first round, if the collective chooses it itself.
     pub(crate) fn auto_quorum(&self) -> Option<AutoQuorum> {
         let When::Auto(percent) = self.fire.when() else { return None };
-        if self.agreement == AgreementBy::Given {
-            return None;
-        }
         Some(AutoQuorum::new(self.ranks, percent, self.base))
     }
 
