@@ -107,6 +107,7 @@ pub use collective::{
 };
 pub use config::{Config, FabricChoice, OfiSettings, Patience, VerbsSettings};
 pub use error::{Error, ErrorKind, HostNames, Misuse, Ranks, Result};
+pub use fabric::{Reached, Traffic};
 pub use group::Group;
 pub use interrupt::interrupt_when;
 pub use named::UnknownName;

@@ -25,12 +25,12 @@ use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Misuse, Result};
 use crate::executor::helper::Helper;
 use crate::executor::spin::Spin;
-use crate::fabric::Fabric;
 use crate::fabric::ofi::{self, OfiFabric};
 #[cfg(earlybird_internals)]
 use crate::fabric::scheduled::Scheduled;
 use crate::fabric::shm::ShmFabric;
 use crate::fabric::verbs::{self, VerbsFabric};
+use crate::fabric::{Fabric, Reached, Traffic};
 use crate::machine::{Cores, host_identity, is_oversubscribed, parallelism};
 use crate::model::{HwConfig, Parameters};
 use crate::seal::Secret;
@@ -235,6 +235,19 @@ impl World {
     #[must_use]
     pub fn provider(&self) -> Option<&str> {
         self.inner.fabric.provider()
+    }
+
+    /// Returns what this rank has sent over the network so far: for joining, collectives and everything else of this
+    /// world. Within one host it sends nothing.
+    #[must_use]
+    pub fn traffic(&self) -> Traffic {
+        self.inner.fabric.traffic()
+    }
+
+    /// Returns how many peers this rank has sent to so far.
+    #[must_use]
+    pub fn reached(&self) -> Reached {
+        self.inner.fabric.reached()
     }
 
     /// Returns the name of the launcher that started this process.

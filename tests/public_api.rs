@@ -23,8 +23,8 @@ use std::time::Duration;
 
 use earlybird::{
     Absent, Allreduce, AllreduceBuilder, BucketOutcome, BucketOutcomes, BucketedAllreduce, Buckets, BucketsBuilder, Checkpoint, Config, Copies, Cut, Deadline, Dtype, Element, Entry, Error, ErrorKind, Executor, FabricChoice,
-    Fire, Grace, Group, Item, Mover, OfiSettings, Outcome, Outcomes, Part, Patience, Preset, RankSet, Ranks, Reduce, Result, RuleError,
-    Scale, Stats, SymmetricMemory, UnknownName, VerbsSettings, When, World, bf16, f16, interrupt_when,
+    Fire, Grace, Group, Item, Mover, OfiSettings, Outcome, Outcomes, Part, Patience, Preset, RankSet, Ranks, Reached, Reduce, Result, RuleError,
+    Scale, Stats, SymmetricMemory, Traffic, UnknownName, VerbsSettings, When, World, bf16, f16, interrupt_when,
 };
 
 fn begin<T: Element>(world: &World, fire: Fire) -> AllreduceBuilder<'_, T> {
@@ -44,6 +44,11 @@ fn step<T: Element>(sum: &mut Allreduce<T>, until: Deadline) -> Result<Stats> {
         println!("{fresh:?} {} {:?}", entry.part == Part::Fresh, outcome.data());
     }
     Ok(sum.stats())
+}
+
+fn sent(world: &World, before: Traffic) -> (Traffic, u64) {
+    let (sent, reached): (Traffic, Reached) = (world.traffic() - before, world.reached());
+    (sent, sent.messages + sent.control + sent.bytes + sent.atomics + sent.reads + u64::from(reached.peers))
 }
 
 fn average(world: &World, model: &mut [f32], until: Deadline) -> Result<()> {

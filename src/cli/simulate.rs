@@ -49,7 +49,8 @@ pub(super) struct Args {
 const MOST_RANKS: u32 = 4096;
 const MOST_ELEMENTS: usize = 4096;
 
-const COLUMNS: [&str; 7] = ["seed", "rounds", "events", "a round and rank", "simulated µs", "seconds", "peak MiB"];
+const COLUMNS: [&str; 8] =
+    ["seed", "rounds", "events", "a round and rank", "messages a round", "simulated µs", "seconds", "peak MiB"];
 
 pub(super) fn main(args: &Args) -> super::Outcome {
     check(args)?;
@@ -59,10 +60,13 @@ pub(super) fn main(args: &Args) -> super::Outcome {
     let mut table = Table::new(&COLUMNS);
     for seed in args.from..until {
         let start = Instant::now();
-        let Costs { events, rounds, time } = world.run(seed, args.events)?;
+        let Costs { events, rounds, time, traffic } = world.run(seed, args.events)?;
         let seconds = start.elapsed().as_secs_f64();
         let per_round_and_rank = events as f64 / (rounds.max(1) * u64::from(ranks)) as f64;
         let peak = peak_memory();
+        // Atomics and reads are messages of a network, too.
+        let messages = traffic.messages + traffic.atomics + traffic.reads;
+        let messages_a_round = messages as f64 / rounds.max(1) as f64;
         if args.json {
             say!(
                 "{}",
@@ -71,6 +75,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
                     "depth": depth, "steps": steps, "elements": elements, "seed": seed, "rounds": rounds,
                     "events": events, "events_per_round_and_rank": per_round_and_rank, "simulated_ns": time,
                     "seconds": seconds, "peak_bytes": peak,
+                    "sent": traffic,
                 })
             );
             continue;
@@ -80,6 +85,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
             rounds.to_string(),
             events.to_string(),
             format!("{per_round_and_rank:.1}"),
+            format!("{messages_a_round:.1}"),
             format!("{:.3}", time as f64 / 1e3),
             format!("{seconds:.3}"),
             peak.map_or_else(|| "unknown".to_owned(), |bytes| format!("{:.1}", bytes as f64 / f64::from(1 << 20))),

@@ -55,6 +55,7 @@ mod scope;
 pub mod shm;
 #[cfg(earlybird_tools)]
 pub mod sim;
+mod traffic;
 pub(crate) mod turns;
 pub mod verbs;
 pub(crate) mod watch;
@@ -68,6 +69,7 @@ pub use access::RawAccess;
 pub(crate) use cache_line::{CACHE_LINE, cell_behind};
 pub(crate) use host_memory::HostMemory;
 pub use scope::Scope;
+pub use traffic::{Reached, Traffic};
 pub use window::Window;
 
 use crate::error::{HostNames, Misuse, Result};
@@ -334,6 +336,16 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
     /// computes delays these peers until one of its threads answers.
     fn changes_by_processor(&self) -> bool {
         true
+    }
+
+    /// Returns what this rank has sent to peers so far.
+    fn traffic(&self) -> Traffic {
+        Traffic::default()
+    }
+
+    /// Returns how many peers this rank has reached so far.
+    fn reached(&self) -> Reached {
+        Reached::default()
     }
 
     /// Opens a new endpoint. Collective: all ranks open their endpoints in the same order, and the n-th ones belong

@@ -9,6 +9,7 @@ use super::scenario::{Habits, Scenario};
 use super::{Failure, run_within};
 use crate::collective::core::Effort;
 use crate::collective::driver::Reduction;
+use crate::fabric::Traffic;
 use crate::fabric::sim::Weather;
 use crate::reduce::{Dtype, Reduce};
 use crate::rule::{Absent, Fire, Grace, MovementBy, Scale};
@@ -41,6 +42,8 @@ pub struct Costs {
     pub rounds: u64,
     /// The virtual time in nanoseconds.
     pub time: u64,
+    /// What all ranks sent to other hosts. A put is one message, with its signal.
+    pub traffic: Traffic,
 }
 
 /// The longest computation between arrivals, in ns.
@@ -59,7 +62,7 @@ impl Calm {
         let scenario = self.scenario();
         let case = Case::recorded(Arc::new(Recording::of(name, seed, scenario.clone())), 0);
         let ended = run_within(&case, &scenario, most_events, &mut None)?;
-        Ok(Costs { events: ended.events, rounds: ended.coverage.rounds, time: ended.time })
+        Ok(Costs { events: ended.events, rounds: ended.coverage.rounds, time: ended.time, traffic: ended.traffic })
     }
 
     fn scenario(&self) -> Scenario {
@@ -121,6 +124,9 @@ mod tests {
             assert_eq!(costs(1), costs(1));
             assert_ne!(costs(1), costs(2));
             assert!(costs(1).rounds >= 2 && world.run(1, 100).is_err());
+            assert!(costs(1).traffic.messages > 0);
+            let one_host = Calm { per_host: 40, ..world };
+            assert_eq!(one_host.run(1, 1_000_000).unwrap().traffic, Traffic::default());
         }
     }
 }

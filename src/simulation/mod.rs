@@ -37,7 +37,7 @@ pub use replay::replay;
 use crate::collective::core::Time;
 use crate::collective::driver::{Driver, Regions};
 use crate::fabric::sim::SimFabric;
-use crate::fabric::{Endpoint, Fabric, HostMemory, RawAccess};
+use crate::fabric::{Endpoint, Fabric, HostMemory, RawAccess, Traffic};
 use actor::{Actor, Next};
 use agenda::Agenda;
 use coverage::Conditions;
@@ -100,6 +100,8 @@ struct Ended {
     events: u64,
     /// The virtual time in nanoseconds.
     time: u64,
+    /// What all ranks sent to other hosts.
+    traffic: Traffic,
     /// What was recorded.
     played: Played,
 }
@@ -164,7 +166,14 @@ fn simulate(
             let performed = actors.iter().fold(0, |performed, actor| performed | actor.performed());
             let conditions = Conditions::of(scenario, &coverage, performed);
             let played = Played::of(&actors, &oracle);
-            return Ok(Ended { coverage, conditions, events, time: now.max(network.now()), played });
+            return Ok(Ended {
+                coverage,
+                conditions,
+                events,
+                time: now.max(network.now()),
+                traffic: network.traffic(),
+                played,
+            });
         };
         let Some(index) = agenda.take(turn) else { continue };
         (events, now) = (events + 1, turn);

@@ -87,6 +87,30 @@ fn bench_prints_rows_and_json() {
     }
 }
 
+/// Ranks that share memory send nothing. Over a network all ranks write to the first one in a synchronous round of small
+/// data, and it writes to all of them; now and then a rank also tells how far it is.
+#[test]
+fn bench_counts_what_is_sent() {
+    let row = |more: &[&str]| -> serde_json::Value {
+        let rounds = ["bench", "-n", "3", "--fire", "all", "-b", "8", "--iters", "60", "--json"];
+        let output = earlybird(&[&rounds[..], more].concat()).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let nothing = row(&[]);
+    assert_eq!((&nothing["round_messages"], &nothing["peers"]), (&0.0.into(), &0.into()), "{nothing}");
+    if common::libfabric().is_none() {
+        return;
+    }
+    let network = row(&["--provider", "tcp;ofi_rxm"]);
+    let of = |what: &str| network[what].as_f64().unwrap();
+    assert!((2.0..3.0).contains(&of("round_messages")), "{network}");
+    assert!((4.0..6.0).contains(&of("round_messages_by_all")), "{network}");
+    assert!(of("round_sent_bytes") >= 2.0 * 8.0 && of("setup_messages") >= 2.0, "{network}");
+    assert!(of("end_messages") + of("end_control") >= 2.0, "{network}");
+    assert_eq!((of("round_atomics"), of("round_reads"), of("peers")), (0.0, 0.0, 2.0), "{network}");
+}
+
 /// The same measurement for spreadsheets: conditions as comments, a line of names, and a line for each row.
 #[test]
 fn bench_prints_comma_separated_values() {

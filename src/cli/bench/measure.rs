@@ -3,7 +3,10 @@
 use std::time::{Duration, Instant};
 
 use crate::collective::Chosen;
-use crate::{Absent, Allreduce, Element, Executor, Fire, Grace, Group, Mover, Outcome, Part, Result, When, World};
+use crate::{
+    Absent, Allreduce, Element, Executor, Fire, Grace, Group, Mover, Outcome, Part, Reached, Result, Traffic, When,
+    World,
+};
 
 use super::super::common::mean_over_ranks;
 use super::super::distribution::Distribution;
@@ -50,6 +53,32 @@ pub(super) struct Measured {
     pub(super) age_mean: f64,
     pub(super) age_max: u64,
     pub(super) wrong: u64,
+    /// What this rank sent: to make the collective, in each round, and at the end.
+    pub(super) sent: Sent,
+}
+
+/// What a rank sent in the parts of a measurement.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sent {
+    pub(super) setup: Traffic,
+    pub(super) rounds: Traffic,
+    /// The number of measured calls.
+    pub(super) calls: u64,
+    pub(super) end: Traffic,
+    pub(super) reached: Reached,
+    /// What all ranks sent in a round: messages, bytes, atomics, reads.
+    pub(super) by_all: [f64; 4],
+}
+
+impl Sent {
+    /// Adds up what the ranks sent in a round.
+    fn add_up(&mut self, world: &World) -> Result<()> {
+        let Traffic { messages, bytes, atomics, reads, .. } = self.rounds;
+        let of_rank = [messages, bytes, atomics, reads].map(|count| count as f64 / self.calls.max(1) as f64);
+        let means = mean_over_ranks(world, &of_rank, PATIENCE)?;
+        self.by_all.iter_mut().zip(means).for_each(|(all, mean)| *all = mean * f64::from(world.size()));
+        Ok(())
+    }
 }
 
 impl Case {
@@ -144,7 +173,10 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     checked.finish(PATIENCE)?;
     drop(checked);
 
+    let mut sent = Sent::default();
+    let before = world.traffic();
     let mut sum = build::<T>(world, case)?;
+    sent.setup = world.traffic() - before;
     let Chosen { mover, grace, depth } = sum.resulting();
     let mut measured = Measured {
         bytes: case.bytes / size_of::<T>() * size_of::<T>(),
@@ -167,11 +199,15 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     // With a skew all ranks make the same rounds, otherwise the same number of calls.
     let same_rounds = !case.skew.is_none() && !case.is_by_arrival();
     let (mut calls, mut newest) = (0, 0);
+    let mut from = (world.traffic(), 0);
     let begun = Instant::now();
     loop {
         let before = if same_rounds { newest } else { calls };
         if before >= end {
             break;
+        }
+        if before <= warmup {
+            from = (world.traffic(), calls);
         }
         if !case.private {
             // Written once, because moving it is what is measured; a collective has several buffers.
@@ -215,6 +251,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
             latencies[(index - warmup) as usize] = latency;
         }
     }
+    (sent.rounds, sent.calls) = (world.traffic() - from.0, calls - from.1);
     let pace = begun.elapsed().as_secs_f64() / end as f64;
     // Groups need partners: the last ranks would measure groups of one.
     if let Some(done) = &mut all_are_done {
@@ -226,9 +263,13 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
             sum.wait(PATIENCE)?;
         }
     }
+    let before = world.traffic();
     sum.finish(PATIENCE)?;
     drop(sum);
+    (sent.end, sent.reached) = (world.traffic() - before, world.reached());
     all_are_done.map_or(Ok(()), |mut done| done.finish(PATIENCE))?;
+    sent.add_up(world)?;
+    measured.sent = sent;
     measured.pace = mean_over_ranks(world, &[pace], PATIENCE)?[0];
     measured.latencies = Distribution::of(mean_over_ranks(world, &latencies, PATIENCE)?);
     measured.wrong = total(world, errors)?;

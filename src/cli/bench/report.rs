@@ -1,12 +1,12 @@
 //! Rows for people and for programs.
 
 use crate::machine::{host_name, kernel};
-use crate::{Fire, Group, World};
-use serde_json::json;
+use crate::{Fire, Group, Traffic, World};
+use serde_json::{Value, json};
 
 use super::super::table::Rows;
 use super::conditions::Conditions;
-use super::measure::{Case, Measured};
+use super::measure::{Case, Measured, Sent};
 use super::picture::Picture;
 
 pub(super) struct Report<'a> {
@@ -42,6 +42,30 @@ pub(super) fn bandwidths(bytes: f64, us: f64, moved: f64) -> [f64; 2] {
 /// The share of its data that an allreduce moves to and from each of these ranks.
 pub(super) fn moved_by_allreduce(ranks: u32) -> f64 {
     2.0 * f64::from(ranks - 1) / f64::from(ranks)
+}
+
+/// Adds what this rank sent: in a round, as a mean over the measured calls; to make the collective; and at its end. Also
+/// what all ranks sent in a round.
+fn add_sent(sent: &Sent, row: &mut Value) {
+    let counts = |of: Traffic| {
+        [
+            ("messages", of.messages),
+            ("control", of.control),
+            ("sent_bytes", of.bytes),
+            ("atomics", of.atomics),
+            ("reads", of.reads),
+            ("read_bytes", of.read_bytes),
+        ]
+    };
+    let calls = sent.calls.max(1) as f64;
+    counts(sent.rounds).iter().for_each(|(name, count)| row[format!("round_{name}")] = json!(*count as f64 / calls));
+    for (part, of) in [("setup", sent.setup), ("end", sent.end)] {
+        counts(of).iter().for_each(|(name, count)| row[format!("{part}_{name}")] = json!(count));
+    }
+    for (name, all) in ["messages", "sent_bytes", "atomics", "reads"].iter().zip(sent.by_all) {
+        row[format!("round_{name}_by_all")] = json!(all);
+    }
+    (row["peers"], row["queue_pairs"]) = (json!(sent.reached.peers), json!(sent.reached.queue_pairs));
 }
 
 /// Returns a line about the binary and this machine, which programs that read tables skip.
@@ -105,7 +129,7 @@ impl<'a> Report<'a> {
         }
         let [algbw, busbw] = bandwidths(result.bytes as f64, mean, moved_by_allreduce(self.ranks));
         if let Some(conditions) = self.conditions {
-            let row = json!({
+            let mut row = json!({
                 "fire": case.fire.to_string(), "skew": case.skew.to_string(), "bytes": result.bytes,
                 "iterations": times.len(), "mover": result.mover.to_string(), "path": result.path,
                 "executor": result.executor.to_string(), "depth": result.depth, "grace": result.grace.to_string(),
@@ -115,6 +139,7 @@ impl<'a> Report<'a> {
                 "carried_mean": result.carried_mean, "age_mean": result.age_mean, "age_max": result.age_max,
                 "wrong": result.wrong,
             });
+            add_sent(&result.sent, &mut row);
             return conditions.say(row);
         }
         let time = |us: f64| if us < 1000.0 { format!("{us:.2}") } else { format!("{us:.0}") };

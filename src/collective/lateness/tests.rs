@@ -1,8 +1,8 @@
 //! Runs in virtual time, of which the account must say what was wrong with them.
 
 use super::*;
-use crate::collective::core::{Durations, Entry, Particulars};
 use crate::collective::core::played_tests::{KINDS, Lateness as Kind, play};
+use crate::collective::core::{Durations, Entry, Particulars};
 
 /// The account of 1,000 rounds.
 fn account_of(kind: Kind, ranks: u32, quorum: u32, seed: u64) -> Lateness {

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use super::format::{CutLine, Header, Line, VERSION};
 use crate::collective::core::{Cut, Entry, Part};
-use crate::{Fire, files};
 use crate::rank_set::RankSet;
+use crate::{Fire, files};
 
 /// A rank's part of a recorded run.
 #[derive(Debug)]
@@ -312,12 +312,9 @@ mod tests {
             Reader::new(&header, 8).follow_group(serde_json::from_str(&line).unwrap())
         };
         follow(3, r#"[0,"fresh",0,1],[1,"carried",2,1]"#).unwrap();
-        for (round, entries) in [
-            (0, r#"[0,"fresh",0,1]"#),
-            (3, r#"[0,"carried",3,1]"#),
-            (3, r#"[1,"fresh",0,1],[1,"fresh",0,1]"#),
-            (3, ""),
-        ] {
+        for (round, entries) in
+            [(0, r#"[0,"fresh",0,1]"#), (3, r#"[0,"carried",3,1]"#), (3, r#"[1,"fresh",0,1],[1,"fresh",0,1]"#), (3, "")]
+        {
             assert!(follow(round, entries).is_err(), "{round} {entries}");
         }
     }

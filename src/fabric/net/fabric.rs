@@ -19,7 +19,7 @@ use crate::error::{Error, HostNames, Misuse, Ranks, Result};
 use crate::fabric::failure::Failure;
 use crate::fabric::turns::Turns;
 use crate::fabric::watch::{HEARTBEAT, Watch};
-use crate::fabric::{Endpoint, Fabric, MOST_EXCHANGED, RawAccess, Sleeper, sealed};
+use crate::fabric::{Endpoint, Fabric, MOST_EXCHANGED, RawAccess, Reached, Sleeper, Traffic, sealed};
 use crate::fault::Fault;
 use crate::interrupt;
 use crate::time::Deadline;
@@ -295,6 +295,14 @@ impl<T: OverWire> Fabric for T {
 
     fn changes_by_processor(&self) -> bool {
         !self.world().shared.lock().link.is_by_device()
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.world().shared.lock().link.traffic()
+    }
+
+    fn reached(&self) -> Reached {
+        self.world().shared.lock().link.reached()
     }
 
     fn open(&self, _: RawAccess) -> Result<Box<dyn Endpoint>> {

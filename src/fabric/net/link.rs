@@ -3,12 +3,13 @@
 
 use super::header_slots::{self, HeaderSlots, ImmediateData, SLOT_BYTES};
 use super::limits::{LEAST_SPREAD, Limits, RESERVED};
-use super::message::{Header, MOST_DATA, MOST_HEADER};
+use super::message::{Content, Header, MOST_DATA, MOST_HEADER};
 use super::registration::{Failed, Purpose, Registered};
 use super::shares::Pool;
 use super::wire::{Atomicity, CellChange, Ends, Local, Posted, QueueEntry, Remote, Wire};
 use crate::fabric::memory::check_memory;
-use crate::fabric::{Access, CACHE_LINE, Window};
+use crate::fabric::{Access, CACHE_LINE, Reached, Traffic, Window};
+use crate::rank_set::RankSet;
 
 /// The bytes of a message buffer: a message, rounded up to a cache line.
 const BUFFER_BYTES: usize = (MOST_HEADER + MOST_DATA).next_multiple_of(CACHE_LINE);
@@ -93,6 +94,9 @@ pub(in crate::internals::fabric) struct Link<W: Wire> {
     pub(in crate::internals::fabric) tags_immediate: bool,
     /// The error with which the provider refused a returned message buffer.
     refused: Option<W::Error>,
+    traffic: Traffic,
+    /// The peers to which something was sent.
+    reached: RankSet,
 }
 
 impl<W: Wire> Link<W> {
@@ -123,6 +127,8 @@ impl<W: Wire> Link<W> {
             uses_immediate,
             tags_immediate: limits.immediate >= ImmediateData::TAGGED_BYTES,
             refused: None,
+            traffic: Traffic::default(),
+            reached: RankSet::empty(ranks),
         };
         for buffer in 0..limits.receives {
             link.post_receive(buffer).map_err(Failed::Code)?;
@@ -181,6 +187,23 @@ impl<W: Wire> Link<W> {
         Some(header)
     }
 
+    /// Returns what was sent to peers so far.
+    pub(super) fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
+    /// Returns how many peers were reached so far.
+    pub(super) fn reached(&self) -> Reached {
+        Reached { peers: self.reached.len(), queue_pairs: self.wire.queue_pairs() }
+    }
+
+    /// Counts what was posted to a peer.
+    #[inline]
+    fn count(&mut self, peer: u32, what: Traffic) {
+        self.traffic = self.traffic + what;
+        self.reached.insert(peer);
+    }
+
     /// Posts a buffer for the next message.
     pub(super) fn post_receive(&mut self, buffer: usize) -> Result<(), W::Error> {
         let to = Local { memory: &self.buffers, offset: buffer * BUFFER_BYTES, len: BUFFER_BYTES };
@@ -201,17 +224,33 @@ impl<W: Wire> Link<W> {
     pub(super) fn send(
         &mut self,
         peer: u32,
-        (header, counted): (&Header, bool),
+        (header, content): (&Header, Content),
         len: usize,
         fill: impl FnOnce(&Window, usize),
     ) -> Posted<W::Error> {
         let len = header.len() + len;
         debug_assert!(len <= BUFFER_BYTES);
+        let sent = self.post_message(peer, (header, content), len, fill)?;
+        if sent {
+            let (messages, control) = if content.is_control() { (0, 1) } else { (1, 0) };
+            self.count(peer, Traffic { messages, control, bytes: len as u64, ..Traffic::default() });
+        }
+        Ok(sent)
+    }
+
+    /// Posts a message of `len` bytes in all.
+    fn post_message(
+        &mut self,
+        peer: u32,
+        (header, content): (&Header, Content),
+        len: usize,
+        fill: impl FnOnce(&Window, usize),
+    ) -> Posted<W::Error> {
         let injects = len <= self.wire.most_injected();
         let buffer = match injects {
             // The message is copied before the call returns, so the buffer is always free.
             true => Some(self.first_transfer),
-            false => self.sending.next(peer, if counted { RESERVED } else { 0 }),
+            false => self.sending.next(peer, if content.is_counted() { RESERVED } else { 0 }),
         };
         let Some(buffer) = buffer else { return Ok(false) };
         let (at, window) = (buffer * BUFFER_BYTES, self.buffers.window());
@@ -247,6 +286,11 @@ impl<W: Wire> Link<W> {
         ends: Ends<'_, W::Memory>,
         way: Way,
     ) -> Posted<W::Error> {
+        let bytes = ends.0.len as u64;
+        let what = match way {
+            Way::Out | Way::OutWithImmediate(_) => Traffic { messages: 1, bytes, ..Traffic::default() },
+            Way::In => Traffic { reads: 1, read_bytes: bytes, ..Traffic::default() },
+        };
         // SAFETY: registered memory of a wire that is kept until its channel is closed on all
         // ranks. By the contract of `put` and `read` the source does not change, and no other
         // access touches the target, until completion.
@@ -257,7 +301,7 @@ impl<W: Wire> Link<W> {
                 Way::In => wire.read((peer, rail), ends, number),
             }
         });
-        posted.map(|number| number.is_some())
+        self.count_if_posted(peer, posted, what)
     }
 
     /// Moves data to a peer, if there is any, and changes a cell there. If the cell lies `joins` bytes after the start
@@ -270,6 +314,13 @@ impl<W: Wire> Link<W> {
         immediate: Option<u64>,
     ) -> Posted<W::Error> {
         let first_transfer = self.first_transfer;
+        let moved = data.as_ref().map_or(0, |(near, _)| near.len as u64);
+        let writes = u64::from(moved > 0 && joins.is_none());
+        let cell_bytes = size_of::<u64>() as u64;
+        let what = match change {
+            CellChange::Set(_) => Traffic { messages: writes + 1, bytes: moved + cell_bytes, ..Traffic::default() },
+            CellChange::Atomic(_) => Traffic { messages: writes, bytes: moved, atomics: 1, ..Traffic::default() },
+        };
         let posted = self.start(transfer, peer, |wire, buffers, number| {
             let offset = header_at(first_transfer, number - first_transfer);
             let (data, to, before) = match (data, joins) {
@@ -292,6 +343,7 @@ impl<W: Wire> Link<W> {
         })?;
         let Some(number) = posted else { return Ok(false) };
         self.operations[number].fetches = matches!(change, CellChange::Atomic(_));
+        self.count(peer, what);
         Ok(true)
     }
 
@@ -306,6 +358,7 @@ impl<W: Wire> Link<W> {
         (immediate, header, slot): (u64, &Header, Remote),
     ) -> Posted<W::Error> {
         let first_transfer = self.first_transfer;
+        let what = Traffic { messages: 1, bytes: (own.len + header.len()) as u64, ..Traffic::default() };
         let posted = self.start(transfer, peer, |wire, buffers, number| {
             let offset = header_at(first_transfer, number - first_transfer);
             buffers.window().write(offset, header);
@@ -314,7 +367,21 @@ impl<W: Wire> Link<W> {
             // entry was read.
             unsafe { wire.write_both(peer, places, immediate, number) }
         });
-        posted.map(|number| number.is_some())
+        self.count_if_posted(peer, posted, what)
+    }
+
+    /// Counts an operation if it was posted; returns whether it was.
+    fn count_if_posted(
+        &mut self,
+        peer: u32,
+        posted: Result<Option<usize>, W::Error>,
+        what: Traffic,
+    ) -> Posted<W::Error> {
+        let is_posted = posted?.is_some();
+        if is_posted {
+            self.count(peer, what);
+        }
+        Ok(is_posted)
     }
 
     /// Starts a one-sided operation, and returns its number, which `post` also gets. `None` if it cannot be posted now.

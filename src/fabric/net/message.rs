@@ -160,6 +160,11 @@ impl Content {
         )
     }
 
+    /// Returns whether only the transport needs the message: an acknowledgement, a sign of life.
+    pub(super) fn is_control(self) -> bool {
+        !self.is_counted() && !matches!(self, Content::Join { .. })
+    }
+
     /// Returns whether the sender sends and processes nothing after it.
     pub(crate) fn is_last(self) -> bool {
         matches!(self, Content::Abort { last: true, .. } | Content::Died { last: true, .. } | Content::Ended)

@@ -310,6 +310,11 @@ pub(in crate::internals::fabric) trait Wire: Debug + Send + Sized + 'static {
         None
     }
 
+    /// Returns the number of reliable queue pairs to peers; 0 where the provider has none that this rank knows of.
+    fn queue_pairs(&self) -> u32 {
+        0
+    }
+
     /// Returns what the device has reported that may explain why a peer is silent.
     fn device_fault(&self) -> Option<String> {
         None

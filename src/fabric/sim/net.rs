@@ -14,7 +14,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use super::timeline::Timeline;
 use super::weather::{Met, Weather};
 use crate::error::{Error, Result};
-use crate::fabric::{Access, At, Completion, Interest, Region, Window};
+use crate::fabric::{Access, At, Completion, Interest, Region, Traffic, Window};
 use crate::sync::{AtomicU64, Ordering};
 use crate::time::Time;
 
@@ -36,6 +36,8 @@ pub(crate) struct Net {
     instant: bool,
     weather: Weather,
     met: Met,
+    /// What went from one host to another.
+    traffic: Traffic,
     aborted: Option<(u32, String)>,
 }
 
@@ -139,6 +141,7 @@ impl Net {
             weather: Weather::default(),
             met: Met::default(),
             aborted: None,
+            traffic: Traffic::default(),
         }
     }
 
@@ -155,6 +158,11 @@ impl Net {
     /// Which troubles were met.
     pub(crate) fn met(&self) -> Met {
         self.met
+    }
+
+    /// Returns what all ranks have sent to other hosts.
+    pub(crate) fn traffic(&self) -> Traffic {
+        self.traffic
     }
 
     /// From now on nothing is under way: for worlds on one host.

@@ -120,6 +120,12 @@ impl Connections {
         self.peers.push(Peer { address, connection: None, refused: None, handle: None });
     }
 
+    /// Returns the number of connections to peers that this rank has begun.
+    pub(super) fn made(&self) -> u32 {
+        let is_made = |(peer, of): &(u32, &Peer)| *peer != self.rank && of.connection.is_some();
+        (0..).zip(&self.peers).filter(is_made).count() as u32
+    }
+
     /// Whether a peer is connected; begins the handshake if there is none yet.
     ///
     /// # Errors

@@ -269,6 +269,10 @@ impl Wire for VerbsWire {
         addresses.next().map_or(Ok(()), |_| Err(unknown))
     }
 
+    fn queue_pairs(&self) -> u32 {
+        self.rails().map(|rail| rail.connections.made()).sum()
+    }
+
     fn keep_secret(&mut self, secret: JobSecret) {
         self.rails_mut().for_each(|rail| rail.connections.keep_secret(secret));
     }

@@ -123,7 +123,7 @@ impl<W: Wire> NetEngine<W> {
                 }
                 Data::Bytes(bytes) => buffer.write(at, bytes),
             };
-            match link.send(peer, (&header, content.is_counted()), len, fill) {
+            match link.send(peer, (&header, content), len, fill) {
                 Ok(true) => {}
                 Ok(false) => return false,
                 Err(code) => {

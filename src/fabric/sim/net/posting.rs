@@ -4,7 +4,7 @@
 use rand::RngExt;
 
 use super::{Effect, Fetch, Net, SimPlace};
-use crate::fabric::{At, Atomic, Change, Posted, Region, Signal};
+use crate::fabric::{At, Atomic, Change, Posted, Region, Signal, Traffic};
 use crate::time::Time;
 
 /// From which host to which something goes.
@@ -38,6 +38,13 @@ impl Net {
         let host = |rank: u32| self.hosts[rank as usize];
         let owner = self.regions[region.0 as usize].owner;
         Way { from: host(self.endpoints[endpoint].rank), to: host(owner) }
+    }
+
+    /// Counts what goes from one host to another.
+    fn count(&mut self, way: Way, what: Traffic) {
+        if !way.is_here() {
+            self.traffic = self.traffic + what;
+        }
     }
 
     /// When something that sets out at a time takes effect at the end of its way.
@@ -134,6 +141,8 @@ impl Net {
         token: u64,
     ) -> Posted {
         let (broken, way) = (self.breaks(), self.way(endpoint, to.region));
+        let bytes = len as u64 + if signal.is_some() { size_of::<u64>() as u64 } else { 0 };
+        self.count(way, Traffic { messages: 1, bytes, ..Traffic::default() });
         let (mut landed, mut settled) = (self.now, self.now);
         if broken != Some(false) {
             (landed, settled) = self.copy(way, from, to, len);
@@ -159,6 +168,7 @@ impl Net {
         token: u64,
     ) -> Posted {
         let (broken, way) = (self.breaks(), self.way(endpoint, from.region));
+        self.count(way, Traffic { reads: 1, read_bytes: len as u64, ..Traffic::default() });
         let (_, settled) = self.copy(way, from, to, len);
         let done = self.arrival(way, settled);
         self.complete(done, endpoint, token, broken.is_some());
@@ -173,6 +183,7 @@ impl Net {
         token: u64,
     ) -> Posted {
         let (way, cell) = (self.way(endpoint, at.region), SimPlace::behind(at, 0));
+        self.count(way, Traffic { atomics: 1, ..Traffic::default() });
         let (expect, value) = match atomic {
             Atomic::FetchAdd(value) => (None, value),
             Atomic::CompareSwap { expect, new } => (Some(expect), new),
