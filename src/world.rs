@@ -238,7 +238,7 @@ impl World {
     }
 
     /// Returns what this rank has sent over the network so far: for joining, collectives and everything else of this
-    /// world. Within one host it sends nothing.
+    /// world. See [`Traffic`] for what is counted.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         self.inner.fabric.traffic()

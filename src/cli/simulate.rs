@@ -50,7 +50,7 @@ const MOST_RANKS: u32 = 4096;
 const MOST_ELEMENTS: usize = 4096;
 
 const COLUMNS: [&str; 8] =
-    ["seed", "rounds", "events", "a round and rank", "messages a round", "simulated µs", "seconds", "peak MiB"];
+    ["seed", "rounds", "events", "a round and rank", "operations a round", "simulated µs", "seconds", "peak MiB"];
 
 pub(super) fn main(args: &Args) -> super::Outcome {
     check(args)?;

@@ -339,14 +339,10 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
     }
 
     /// Returns what this rank has sent to peers so far.
-    fn traffic(&self) -> Traffic {
-        Traffic::default()
-    }
+    fn traffic(&self) -> Traffic;
 
     /// Returns how many peers this rank has reached so far.
-    fn reached(&self) -> Reached {
-        Reached::default()
-    }
+    fn reached(&self) -> Reached;
 
     /// Opens a new endpoint. Collective: all ranks open their endpoints in the same order, and the n-th ones belong
     /// together. Use of the endpoint can break memory; `access` promises that it does not.

@@ -16,8 +16,8 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::turns::Turns;
 use super::{
-    Access, At, Atomic, Completion, Endpoint, Fabric, Interest, Key, MOST_EXCHANGED, Posted, RawAccess, Region, Signal,
-    Sleeper, Window, sealed,
+    Access, At, Atomic, Completion, Endpoint, Fabric, Interest, Key, MOST_EXCHANGED, Posted, RawAccess, Reached,
+    Region, Signal, Sleeper, Traffic, Window, sealed,
 };
 use crate::error::{HostNames, Ranks, Result};
 
@@ -202,6 +202,14 @@ impl Fabric for Scheduled {
 
     fn rank(&self) -> u32 {
         self.inner.rank()
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.inner.traffic()
+    }
+
+    fn reached(&self) -> Reached {
+        self.inner.reached()
     }
 
     fn ranks(&self) -> u32 {

@@ -3,16 +3,19 @@
 
 use std::ops::{Add, Sub};
 
-/// What a rank has sent over its network, as it posted it: what a provider splits, repeats or merges is not seen. Within
-/// one host ranks write each other's memory, and send nothing.
+/// What a rank has sent over its network, in operations as it posted them: what a provider or a device splits, repeats,
+/// merges or adds is not seen, nor what a program sends that a provider runs, nor the meeting of ranks before they join.
+/// In a world over shared memory ranks write each other's memory, and send nothing. Each world, also one that was split
+/// off, counts for itself.
 ///
-/// Counts grow as long as the world exists. The difference of two values is what was sent in between.
+/// Counts grow as long as the world exists. The difference of a value and an earlier one is what was sent in between.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Traffic {
     /// Messages, and writes to memory of peers: a write that brings its signal along counts once.
     pub messages: u64,
-    /// Messages that only the transport needs: acknowledgements and signs of life. They are not among the messages.
+    /// Messages that only the transport needs: acknowledgements, wakes, signs of life, and those about ranks that end or
+    /// fail. They are not among the messages.
     pub control: u64,
     /// The bytes of all of them, with their headers.
     pub bytes: u64,
@@ -29,12 +32,12 @@ impl Sub for Traffic {
 
     fn sub(self, before: Traffic) -> Traffic {
         Traffic {
-            messages: self.messages - before.messages,
-            control: self.control - before.control,
-            bytes: self.bytes - before.bytes,
-            atomics: self.atomics - before.atomics,
-            reads: self.reads - before.reads,
-            read_bytes: self.read_bytes - before.read_bytes,
+            messages: self.messages.saturating_sub(before.messages),
+            control: self.control.saturating_sub(before.control),
+            bytes: self.bytes.saturating_sub(before.bytes),
+            atomics: self.atomics.saturating_sub(before.atomics),
+            reads: self.reads.saturating_sub(before.reads),
+            read_bytes: self.read_bytes.saturating_sub(before.read_bytes),
         }
     }
 }

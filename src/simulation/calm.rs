@@ -42,7 +42,7 @@ pub struct Costs {
     pub rounds: u64,
     /// The virtual time in nanoseconds.
     pub time: u64,
-    /// What all ranks sent to other hosts. A put is one message, with its signal.
+    /// What all ranks sent to other hosts in the whole run. A put is one message, with its signal, and has no header.
     pub traffic: Traffic,
 }
 

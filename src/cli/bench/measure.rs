@@ -62,19 +62,20 @@ pub(super) struct Measured {
 pub(super) struct Sent {
     pub(super) setup: Traffic,
     pub(super) rounds: Traffic,
-    /// The number of measured calls.
-    pub(super) calls: u64,
+    /// The number of rounds in it.
+    pub(super) count: u64,
     pub(super) end: Traffic,
     pub(super) reached: Reached,
-    /// What all ranks sent in a round: messages, bytes, atomics, reads.
-    pub(super) by_all: [f64; 4],
+    /// What all ranks sent in a round: messages, control, bytes, atomics, reads, and bytes that were read.
+    pub(super) by_all: [f64; 6],
 }
 
 impl Sent {
     /// Adds up what the ranks sent in a round.
     fn add_up(&mut self, world: &World) -> Result<()> {
-        let Traffic { messages, bytes, atomics, reads, .. } = self.rounds;
-        let of_rank = [messages, bytes, atomics, reads].map(|count| count as f64 / self.calls.max(1) as f64);
+        let Traffic { messages, control, bytes, atomics, reads, read_bytes, .. } = self.rounds;
+        let of_rank =
+            [messages, control, bytes, atomics, reads, read_bytes].map(|sent| sent as f64 / self.count.max(1) as f64);
         let means = mean_over_ranks(world, &of_rank, PATIENCE)?;
         self.by_all.iter_mut().zip(means).for_each(|(all, mean)| *all = mean * f64::from(world.size()));
         Ok(())
@@ -200,6 +201,8 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     let same_rounds = !case.skew.is_none() && !case.is_by_arrival();
     let (mut calls, mut newest) = (0, 0);
     let mut from = (world.traffic(), 0);
+    // What barriers between the rounds sent.
+    let mut aside = Traffic::default();
     let begun = Instant::now();
     loop {
         let before = if same_rounds { newest } else { calls };
@@ -207,7 +210,8 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
             break;
         }
         if before <= warmup {
-            from = (world.traffic(), calls);
+            from = (world.traffic(), newest);
+            aside = Traffic::default();
         }
         if !case.private {
             // Written once, because moving it is what is measured; a collective has several buffers.
@@ -222,7 +226,9 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
             // A rank that was late for the round before a full one still waits for that one: it reaches no barrier
             // before the others have arrived.
             if same_rounds && !case.fire.is_full(newest + 1) {
+                let before = world.traffic();
                 world.barrier(PATIENCE)?;
+                aside = aside + (world.traffic() - before);
             }
             std::thread::sleep(delays[world.rank() as usize]);
         }
@@ -251,7 +257,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
             latencies[(index - warmup) as usize] = latency;
         }
     }
-    (sent.rounds, sent.calls) = (world.traffic() - from.0, calls - from.1);
+    (sent.rounds, sent.count) = (world.traffic() - from.0 - aside, newest - from.1);
     let pace = begun.elapsed().as_secs_f64() / end as f64;
     // Groups need partners: the last ranks would measure groups of one.
     if let Some(done) = &mut all_are_done {

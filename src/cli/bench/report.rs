@@ -1,12 +1,12 @@
 //! Rows for people and for programs.
 
 use crate::machine::{host_name, kernel};
-use crate::{Fire, Group, Traffic, World};
+use crate::{Executor, Fire, Group, Traffic, World};
 use serde_json::{Value, json};
 
 use super::super::table::Rows;
 use super::conditions::Conditions;
-use super::measure::{Case, Measured, Sent};
+use super::measure::{Case, Measured};
 use super::picture::Picture;
 
 pub(super) struct Report<'a> {
@@ -44,26 +44,20 @@ pub(super) fn moved_by_allreduce(ranks: u32) -> f64 {
     2.0 * f64::from(ranks - 1) / f64::from(ranks)
 }
 
-/// Adds what this rank sent: in a round, as a mean over the measured calls; to make the collective; and at its end. Also
-/// what all ranks sent in a round.
-fn add_sent(sent: &Sent, row: &mut Value) {
-    let counts = |of: Traffic| {
-        [
-            ("messages", of.messages),
-            ("control", of.control),
-            ("sent_bytes", of.bytes),
-            ("atomics", of.atomics),
-            ("reads", of.reads),
-            ("read_bytes", of.read_bytes),
-        ]
-    };
-    let calls = sent.calls.max(1) as f64;
-    counts(sent.rounds).iter().for_each(|(name, count)| row[format!("round_{name}")] = json!(*count as f64 / calls));
-    for (part, of) in [("setup", sent.setup), ("end", sent.end)] {
-        counts(of).iter().for_each(|(name, count)| row[format!("{part}_{name}")] = json!(count));
+/// Adds what this rank sent: in a round, as a mean over the measured ones; to make the collective; and at its end. Also
+/// what all ranks sent in a round. What a provider sends by itself is not known.
+fn add_sent(result: &Measured, row: &mut Value) {
+    const NAMES: [&str; 6] = ["messages", "control", "sent_bytes", "atomics", "reads", "read_bytes"];
+    let sent = &result.sent;
+    let is_known = result.executor != Executor::Provider;
+    let counts = |of: Traffic| [of.messages, of.control, of.bytes, of.atomics, of.reads, of.read_bytes];
+    let rounds = sent.count.max(1) as f64;
+    for ((name, count), all) in NAMES.iter().zip(counts(sent.rounds)).zip(sent.by_all) {
+        row[format!("round_{name}")] = json!(is_known.then_some(count as f64 / rounds));
+        row[format!("round_{name}_by_all")] = json!(is_known.then_some(all));
     }
-    for (name, all) in ["messages", "sent_bytes", "atomics", "reads"].iter().zip(sent.by_all) {
-        row[format!("round_{name}_by_all")] = json!(all);
+    for (part, of) in [("setup", sent.setup), ("end", sent.end)] {
+        NAMES.iter().zip(counts(of)).for_each(|(name, count)| row[format!("{part}_{name}")] = json!(count));
     }
     (row["peers"], row["queue_pairs"]) = (json!(sent.reached.peers), json!(sent.reached.queue_pairs));
 }
@@ -139,7 +133,7 @@ impl<'a> Report<'a> {
                 "carried_mean": result.carried_mean, "age_mean": result.age_mean, "age_max": result.age_max,
                 "wrong": result.wrong,
             });
-            add_sent(&result.sent, &mut row);
+            add_sent(result, &mut row);
             return conditions.say(row);
         }
         let time = |us: f64| if us < 1000.0 { format!("{us:.2}") } else { format!("{us:.0}") };

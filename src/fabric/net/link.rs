@@ -8,7 +8,7 @@ use super::registration::{Failed, Purpose, Registered};
 use super::shares::Pool;
 use super::wire::{Atomicity, CellChange, Ends, Local, Posted, QueueEntry, Remote, Wire};
 use crate::fabric::memory::check_memory;
-use crate::fabric::{Access, CACHE_LINE, Reached, Traffic, Window};
+use crate::fabric::{Access, Atomic, CACHE_LINE, Reached, Traffic, Window};
 use crate::rank_set::RankSet;
 
 /// The bytes of a message buffer: a message, rounded up to a cache line.
@@ -94,6 +94,7 @@ pub(in crate::internals::fabric) struct Link<W: Wire> {
     pub(in crate::internals::fabric) tags_immediate: bool,
     /// The error with which the provider refused a returned message buffer.
     refused: Option<W::Error>,
+    rank: u32,
     traffic: Traffic,
     /// The peers to which something was sent.
     reached: RankSet,
@@ -127,6 +128,7 @@ impl<W: Wire> Link<W> {
             uses_immediate,
             tags_immediate: limits.immediate >= ImmediateData::TAGGED_BYTES,
             refused: None,
+            rank,
             traffic: Traffic::default(),
             reached: RankSet::empty(ranks),
         };
@@ -197,9 +199,12 @@ impl<W: Wire> Link<W> {
         Reached { peers: self.reached.len(), queue_pairs: self.wire.queue_pairs() }
     }
 
-    /// Counts what was posted to a peer.
+    /// Counts what was posted to a peer. A device changes this rank's own cells by the same operations.
     #[inline]
     fn count(&mut self, peer: u32, what: Traffic) {
+        if peer == self.rank {
+            return;
+        }
         self.traffic = self.traffic + what;
         self.reached.insert(peer);
     }
@@ -319,8 +324,15 @@ impl<W: Wire> Link<W> {
         let cell_bytes = size_of::<u64>() as u64;
         let what = match change {
             CellChange::Set(_) => Traffic { messages: writes + 1, bytes: moved + cell_bytes, ..Traffic::default() },
+            // Some devices read by an atomic that adds nothing.
+            CellChange::Atomic(Atomic::FetchAdd(0)) => {
+                Traffic { messages: writes, bytes: moved, reads: 1, read_bytes: cell_bytes, ..Traffic::default() }
+            }
             CellChange::Atomic(_) => Traffic { messages: writes, bytes: moved, atomics: 1, ..Traffic::default() },
         };
+        // A wake follows an atomic as an operation of its own.
+        let wakes = immediate.is_some() && matches!(change, CellChange::Atomic(_));
+        let what = Traffic { control: u64::from(wakes), ..what };
         let posted = self.start(transfer, peer, |wire, buffers, number| {
             let offset = header_at(first_transfer, number - first_transfer);
             let (data, to, before) = match (data, joins) {

@@ -18,8 +18,8 @@ pub(crate) use timeline::Timeline;
 pub(crate) use weather::{Kind, Met, Stall, Weather};
 
 use super::{
-    Access, At, Atomic, Completion, Endpoint, Fabric, Interest, Key, NOT_ALLOWED, Posted, RawAccess, Region, Signal,
-    Window, sealed,
+    Access, At, Atomic, Completion, Endpoint, Fabric, Interest, Key, NOT_ALLOWED, Posted, RawAccess, Reached, Region,
+    Signal, Traffic, Window, sealed,
 };
 use crate::error::{Error, HostNames, Misuse, Result};
 
@@ -62,6 +62,15 @@ impl Fabric for SimFabric {
 
     fn rank(&self) -> u32 {
         self.rank
+    }
+
+    /// The network counts for all ranks together.
+    fn traffic(&self) -> Traffic {
+        Traffic::default()
+    }
+
+    fn reached(&self) -> Reached {
+        Reached::default()
     }
 
     fn ranks(&self) -> u32 {
