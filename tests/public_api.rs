@@ -214,6 +214,8 @@ const WITHOUT_THE_PROMISE: [(&str, &str); 4] = [
             fn name(&self) -> &'static str { \"spy\" }
             fn rank(&self) -> u32 { 0 }
             fn ranks(&self) -> u32 { 1 }
+            fn traffic(&self) -> earlybird::Traffic { unimplemented!() }
+            fn reached(&self) -> earlybird::Reached { unimplemented!() }
             fn open(&self, _: earlybird::fabric::RawAccess) -> earlybird::Result<Box<dyn earlybird::fabric::Endpoint>> {
                 unimplemented!()
             }
