@@ -73,9 +73,12 @@ impl Following {
 
     /// Prepares a machine that has not begun. `records`: a recording asks for its cuts.
     pub(crate) fn instruct(&mut self, machine: &mut Machine, records: bool) {
-        if let Following::Leads { recorded, .. } = self {
-            *recorded = records.then(Vec::new);
-            machine.record();
+        match self {
+            Following::Leads { recorded, .. } => {
+                *recorded = records.then(Vec::new);
+                machine.record();
+            }
+            Following::Follows(_) => machine.choose_no_quorum(),
         }
     }
 

@@ -278,6 +278,11 @@ impl Ledger {
         self.auto.iter_mut().for_each(|auto| auto.resume(saved));
     }
 
+    /// Chooses no quorum: another collective does.
+    pub(super) fn choose_no_quorum(&mut self) {
+        self.auto = None;
+    }
+
     /// Returns how many arrivals the next round waits for, where that follows from the cuts before it.
     pub(super) fn quorum(&self) -> Option<u32> {
         self.auto.as_ref().map(|auto| auto.quorum(self.active.len()))

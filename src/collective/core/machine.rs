@@ -279,6 +279,11 @@ impl Machine {
         self.agreement.stats(Stats { quorum, ..self.cx.stats })
     }
 
+    /// Leaves quorums to the collective that gives the cuts. To be called before the first round.
+    pub(crate) fn choose_no_quorum(&mut self) {
+        self.cx.ledger.choose_no_quorum();
+    }
+
     /// Returns what chooses the quorum of the next round, if the collective chooses it itself.
     pub(crate) fn auto_quorum(&self) -> Option<&AutoQuorum> {
         self.cx.ledger.auto_quorum()
