@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use super::core::{Cut, Part, Time};
+use super::core::{Cut, Durations, Part, Time};
 
 /// A step is slow if it takes this percentage of the time of the ranks that are fast.
 const SLOW: Time = 115;
@@ -31,9 +31,6 @@ const MEMORY: f64 = 64.0;
 /// The largest number of slow spells of a rank that are kept apart: a rank that is slow again and again has the two
 /// oldest as one.
 const MOST_SPELLS: usize = 16;
-
-/// The least step of a fast rank: what the scale of the durations can tell.
-const TICK: Time = 128;
 
 /// A time in which a rank was slow.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -247,7 +244,7 @@ impl NewestSteps {
         self.sorted.extend(self.times.iter().flatten());
         self.sorted.sort_unstable();
         // No step is shorter than the clock can tell.
-        self.sorted.get(self.sorted.len().saturating_sub(1) / 4).map(|&time| time.max(TICK))
+        self.sorted.get(self.sorted.len().saturating_sub(1) / 4).map(|&time| time.max(Durations::UNIT))
     }
 
     fn without_leavers(&mut self, cut: &Cut) {
@@ -301,7 +298,8 @@ impl Account {
         }
         if is_measured {
             self.measure(cut);
-        } else if has_leavers {
+        }
+        if has_leavers {
             self.newest.without_leavers(cut);
         }
     }
@@ -326,7 +324,6 @@ impl Account {
             }
         }
         if !has_steps {
-            self.newest.without_leavers(cut);
             return;
         }
         let Some(fast) = self.newest.learn(cut) else { return };

@@ -53,6 +53,9 @@ impl Durations {
     /// Nothing was measured.
     pub(crate) const NONE: Durations = Durations(0);
 
+    /// The step of the scale for short times.
+    pub(crate) const UNIT: Time = 1 << UNIT_SHIFT;
+
     /// The longest time of the scale: some 2 hours and 22 minutes.
     pub(super) const LONGEST: Time = 62 << 37;
 

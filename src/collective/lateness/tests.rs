@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::collective::core::played_tests::{KINDS, Lateness as Kind, play};
-use crate::collective::core::{Durations, Entry, Particulars};
+use crate::collective::core::{Entry, Particulars};
 
 /// The account of 1,000 rounds.
 fn account_of(kind: Kind, ranks: u32, quorum: u32, seed: u64) -> Lateness {
@@ -108,7 +108,7 @@ fn a_rank_that_computes_nothing_gives_no_infinite_factor() {
     let mut account = Account::new(2);
     (1..100).for_each(|round| account.add(round, &round_of(&[Some(0), Some(3)], round), |_| ()));
     let [spell] = account.lateness().ranks[1].spells[..] else { panic!("no spell") };
-    assert!(spell.factor <= 3.1 * MS as f64 / TICK as f64, "{spell:?}");
+    assert!(spell.factor <= 3.1 * MS as f64 / Durations::UNIT as f64, "{spell:?}");
 }
 
 #[test]
