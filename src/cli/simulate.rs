@@ -64,9 +64,8 @@ pub(super) fn main(args: &Args) -> super::Outcome {
         let seconds = start.elapsed().as_secs_f64();
         let per_round_and_rank = events as f64 / (rounds.max(1) * u64::from(ranks)) as f64;
         let peak = peak_memory();
-        // Atomics and reads are messages of a network, too.
-        let messages = traffic.messages + traffic.atomics + traffic.reads;
-        let messages_a_round = messages as f64 / rounds.max(1) as f64;
+        let operations = traffic.messages + traffic.atomics + traffic.reads;
+        let operations_a_round = operations as f64 / rounds.max(1) as f64;
         if args.json {
             say!(
                 "{}",
@@ -85,7 +84,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
             rounds.to_string(),
             events.to_string(),
             format!("{per_round_and_rank:.1}"),
-            format!("{messages_a_round:.1}"),
+            format!("{operations_a_round:.1}"),
             format!("{:.3}", time as f64 / 1e3),
             format!("{seconds:.3}"),
             peak.map_or_else(|| "unknown".to_owned(), |bytes| format!("{:.1}", bytes as f64 / f64::from(1 << 20))),

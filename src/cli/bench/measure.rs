@@ -61,22 +61,26 @@ pub(super) struct Measured {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sent {
     pub(super) setup: Traffic,
-    pub(super) rounds: Traffic,
-    /// The number of rounds in it.
-    pub(super) count: u64,
     pub(super) end: Traffic,
     pub(super) reached: Reached,
-    /// What all ranks sent in a round: messages, control, bytes, atomics, reads, and bytes that were read.
+    /// What this rank sent in a round, and what all ranks did, as [`COUNTED`] names it.
+    pub(super) round: [f64; 6],
     pub(super) by_all: [f64; 6],
 }
 
+/// The names of what is counted.
+pub(super) const COUNTED: [&str; 6] = ["messages", "control", "sent_bytes", "atomics", "reads", "read_bytes"];
+
+/// Returns what was counted, as [`COUNTED`] names it.
+pub(super) fn counts(of: Traffic) -> [u64; 6] {
+    [of.messages, of.control, of.bytes, of.atomics, of.reads, of.read_bytes]
+}
+
 impl Sent {
-    /// Adds up what the ranks sent in a round.
-    fn add_up(&mut self, world: &World) -> Result<()> {
-        let Traffic { messages, control, bytes, atomics, reads, read_bytes, .. } = self.rounds;
-        let of_rank =
-            [messages, control, bytes, atomics, reads, read_bytes].map(|sent| sent as f64 / self.count.max(1) as f64);
-        let means = mean_over_ranks(world, &of_rank, PATIENCE)?;
+    /// Takes over what this rank sent in a number of rounds, and adds up what the ranks sent in a round.
+    fn add_up(&mut self, world: &World, (sent, rounds): (Traffic, u64)) -> Result<()> {
+        self.round = counts(sent).map(|count| count as f64 / rounds.max(1) as f64);
+        let means = mean_over_ranks(world, &self.round, PATIENCE)?;
         self.by_all.iter_mut().zip(means).for_each(|(all, mean)| *all = mean * f64::from(world.size()));
         Ok(())
     }
@@ -257,7 +261,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
             latencies[(index - warmup) as usize] = latency;
         }
     }
-    (sent.rounds, sent.count) = (world.traffic() - from.0 - aside, newest - from.1);
+    let in_rounds = (world.traffic() - from.0 - aside, newest - from.1);
     let pace = begun.elapsed().as_secs_f64() / end as f64;
     // Groups need partners: the last ranks would measure groups of one.
     if let Some(done) = &mut all_are_done {
@@ -274,7 +278,7 @@ pub(super) fn run<T: Exact>(world: &World, case: &Case) -> Result<Measured> {
     drop(sum);
     (sent.end, sent.reached) = (world.traffic() - before, world.reached());
     all_are_done.map_or(Ok(()), |mut done| done.finish(PATIENCE))?;
-    sent.add_up(world)?;
+    sent.add_up(world, in_rounds)?;
     measured.sent = sent;
     measured.pace = mean_over_ranks(world, &[pace], PATIENCE)?[0];
     measured.latencies = Distribution::of(mean_over_ranks(world, &latencies, PATIENCE)?);

@@ -1,12 +1,12 @@
 //! Rows for people and for programs.
 
 use crate::machine::{host_name, kernel};
-use crate::{Executor, Fire, Group, Traffic, World};
+use crate::{Executor, Fire, Group, World};
 use serde_json::{Value, json};
 
 use super::super::table::Rows;
 use super::conditions::Conditions;
-use super::measure::{Case, Measured};
+use super::measure::{COUNTED, Case, Measured, counts};
 use super::picture::Picture;
 
 pub(super) struct Report<'a> {
@@ -47,17 +47,14 @@ pub(super) fn moved_by_allreduce(ranks: u32) -> f64 {
 /// Adds what this rank sent: in a round, as a mean over the measured ones; to make the collective; and at its end. Also
 /// what all ranks sent in a round. What a provider sends by itself is not known.
 fn add_sent(result: &Measured, row: &mut Value) {
-    const NAMES: [&str; 6] = ["messages", "control", "sent_bytes", "atomics", "reads", "read_bytes"];
     let sent = &result.sent;
     let is_known = result.executor != Executor::Provider;
-    let counts = |of: Traffic| [of.messages, of.control, of.bytes, of.atomics, of.reads, of.read_bytes];
-    let rounds = sent.count.max(1) as f64;
-    for ((name, count), all) in NAMES.iter().zip(counts(sent.rounds)).zip(sent.by_all) {
-        row[format!("round_{name}")] = json!(is_known.then_some(count as f64 / rounds));
+    for ((name, of_rank), all) in COUNTED.iter().zip(sent.round).zip(sent.by_all) {
+        row[format!("round_{name}")] = json!(is_known.then_some(of_rank));
         row[format!("round_{name}_by_all")] = json!(is_known.then_some(all));
     }
     for (part, of) in [("setup", sent.setup), ("end", sent.end)] {
-        NAMES.iter().zip(counts(of)).for_each(|(name, count)| row[format!("{part}_{name}")] = json!(count));
+        COUNTED.iter().zip(counts(of)).for_each(|(name, count)| row[format!("{part}_{name}")] = json!(count));
     }
     (row["peers"], row["queue_pairs"]) = (json!(sent.reached.peers), json!(sent.reached.queue_pairs));
 }

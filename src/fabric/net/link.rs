@@ -235,22 +235,6 @@ impl<W: Wire> Link<W> {
     ) -> Posted<W::Error> {
         let len = header.len() + len;
         debug_assert!(len <= BUFFER_BYTES);
-        let sent = self.post_message(peer, (header, content), len, fill)?;
-        if sent {
-            let (messages, control) = if content.is_control() { (0, 1) } else { (1, 0) };
-            self.count(peer, Traffic { messages, control, bytes: len as u64, ..Traffic::default() });
-        }
-        Ok(sent)
-    }
-
-    /// Posts a message of `len` bytes in all.
-    fn post_message(
-        &mut self,
-        peer: u32,
-        (header, content): (&Header, Content),
-        len: usize,
-        fill: impl FnOnce(&Window, usize),
-    ) -> Posted<W::Error> {
         let injects = len <= self.wire.most_injected();
         let buffer = match injects {
             // The message is copied before the call returns, so the buffer is always free.
@@ -261,19 +245,25 @@ impl<W: Wire> Link<W> {
         let (at, window) = (buffer * BUFFER_BYTES, self.buffers.window());
         window.write(at, header);
         fill(window, at + header.len());
-        if injects {
+        let sent = if injects {
             // SAFETY: the buffer belongs to this value, and no other reference to it exists.
             let message = unsafe { std::slice::from_raw_parts(window.bytes(at, len).as_ptr(), len) };
-            return self.wire.inject(peer, message);
+            self.wire.inject(peer, message)?
+        } else {
+            let from = Local { memory: &self.buffers, offset: at, len };
+            // SAFETY: the buffer and its number are taken until the entry was read.
+            unsafe { self.wire.send(peer, from, buffer) }?
+        };
+        if !sent {
+            return Ok(false);
         }
-        let from = Local { memory: &self.buffers, offset: at, len };
-        // SAFETY: the buffer and its number are taken until the entry was read.
-        let sent = unsafe { self.wire.send(peer, from, buffer) };
-        if sent == Ok(true) {
+        if !injects {
             self.operations[buffer] = Operation { peer, ..Operation::default() };
             self.sending.take(peer);
         }
-        sent
+        let (messages, control) = if content.is_control() { (0, 1) } else { (1, 0) };
+        self.count(peer, Traffic { messages, control, bytes: len as u64, ..Traffic::default() });
+        Ok(true)
     }
 
     /// Returns the number of rails over which the parts of a transfer of `len` bytes go in turn. A signal waits for the
@@ -299,14 +289,14 @@ impl<W: Wire> Link<W> {
         // SAFETY: registered memory of a wire that is kept until its channel is closed on all
         // ranks. By the contract of `put` and `read` the source does not change, and no other
         // access touches the target, until completion.
-        let posted = self.start(transfer, peer, |wire, _, number| unsafe {
+        let posted = self.start((transfer, peer), what, |wire, _, number| unsafe {
             match way {
                 Way::Out => wire.write((peer, rail), ends, None, number),
                 Way::OutWithImmediate(immediate) => wire.write((peer, rail), ends, Some(immediate), number),
                 Way::In => wire.read((peer, rail), ends, number),
             }
         });
-        self.count_if_posted(peer, posted, what)
+        posted.map(|number| number.is_some())
     }
 
     /// Moves data to a peer, if there is any, and changes a cell there. If the cell lies `joins` bytes after the start
@@ -333,7 +323,7 @@ impl<W: Wire> Link<W> {
         // A wake follows an atomic as an operation of its own.
         let wakes = immediate.is_some() && matches!(change, CellChange::Atomic(_));
         let what = Traffic { control: u64::from(wakes), ..what };
-        let posted = self.start(transfer, peer, |wire, buffers, number| {
+        let posted = self.start((transfer, peer), what, |wire, buffers, number| {
             let offset = header_at(first_transfer, number - first_transfer);
             let (data, to, before) = match (data, joins) {
                 (Some((near, far)), Some(before)) => {
@@ -355,7 +345,6 @@ impl<W: Wire> Link<W> {
         })?;
         let Some(number) = posted else { return Ok(false) };
         self.operations[number].fetches = matches!(change, CellChange::Atomic(_));
-        self.count(peer, what);
         Ok(true)
     }
 
@@ -371,7 +360,7 @@ impl<W: Wire> Link<W> {
     ) -> Posted<W::Error> {
         let first_transfer = self.first_transfer;
         let what = Traffic { messages: 1, bytes: (own.len + header.len()) as u64, ..Traffic::default() };
-        let posted = self.start(transfer, peer, |wire, buffers, number| {
+        let posted = self.start((transfer, peer), what, |wire, buffers, number| {
             let offset = header_at(first_transfer, number - first_transfer);
             buffers.window().write(offset, header);
             let places = [(own, remote), (Local { memory: buffers, offset, len: header.len() }, slot)];
@@ -379,28 +368,15 @@ impl<W: Wire> Link<W> {
             // entry was read.
             unsafe { wire.write_both(peer, places, immediate, number) }
         });
-        self.count_if_posted(peer, posted, what)
+        posted.map(|number| number.is_some())
     }
 
-    /// Counts an operation if it was posted; returns whether it was.
-    fn count_if_posted(
-        &mut self,
-        peer: u32,
-        posted: Result<Option<usize>, W::Error>,
-        what: Traffic,
-    ) -> Posted<W::Error> {
-        let is_posted = posted?.is_some();
-        if is_posted {
-            self.count(peer, what);
-        }
-        Ok(is_posted)
-    }
-
-    /// Starts a one-sided operation, and returns its number, which `post` also gets. `None` if it cannot be posted now.
+    /// Starts a one-sided operation that counts as `what`, and returns its number, which `post` also gets. `None` if it
+    /// cannot be posted now.
     fn start(
         &mut self,
-        transfer: u32,
-        peer: u32,
+        (transfer, peer): (u32, u32),
+        what: Traffic,
         post: impl FnOnce(&mut W, &W::Memory, usize) -> Posted<W::Error>,
     ) -> Result<Option<usize>, W::Error> {
         let Some(number) = self.moving.next(peer, 0) else { return Ok(None) };
@@ -409,6 +385,7 @@ impl<W: Wire> Link<W> {
         }
         self.operations[number] = Operation { peer, transfer, fetches: false };
         self.moving.take(peer);
+        self.count(peer, what);
         Ok(Some(number))
     }
 
