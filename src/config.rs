@@ -17,18 +17,19 @@ use crate::named::unknown;
 use crate::time::parse_duration;
 use crate::units::parse_size;
 
-/// The transport of a world.
+/// The transport of a world. Ranks of a world on one machine use shared memory under any choice, unless
+/// [`Config::levels`] is 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FabricChoice {
-    /// Shared memory if all ranks are on one machine; else verbs if all ranks have a device, else libfabric.
+    /// Between hosts: verbs if all ranks have a device, else libfabric.
     #[default]
     Auto,
-    /// Shared memory, for ranks on one machine.
+    /// Shared memory alone, for ranks on one machine.
     Shm,
-    /// libfabric.
+    /// Between hosts: libfabric.
     Ofi,
-    /// RDMA verbs: InfiniBand and RoCE.
+    /// Between hosts: RDMA verbs (InfiniBand and RoCE).
     Verbs,
 }
 
@@ -205,6 +206,9 @@ pub(crate) fn counts(name: &str) -> bool {
     !is_ignored
 }
 
+/// The numbers of levels, for error messages.
+const LEVELS: &str = "use 1 or 2";
+
 /// The values of a switch, for error messages.
 const SWITCH: &str = "use auto, on or off";
 
@@ -250,6 +254,9 @@ fn not_text(name: &str) -> Error {
 pub struct Config {
     /// The transport.
     pub fabric: FabricChoice,
+    /// 2: ranks that share the memory of a machine are a host. 1: this rank is a host of its own, and reaches all others
+    /// over the network.
+    pub levels: u8,
     /// The settings of libfabric.
     pub ofi: OfiSettings,
     /// The settings of RDMA verbs.
@@ -273,11 +280,12 @@ pub struct Config {
 
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Config { fabric, ofi, verbs, secret, deadline, hw_config, record, replay, trace } = self;
+        let Config { fabric, levels, ofi, verbs, secret, deadline, hw_config, record, replay, trace } = self;
         // The secret is never printed.
         let secret = secret.as_ref().map(|_| "set");
         f.debug_struct("Config")
             .field("fabric", fabric)
+            .field("levels", levels)
             .field("ofi", ofi)
             .field("verbs", verbs)
             .field("secret", &secret)
@@ -294,6 +302,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             fabric: FabricChoice::Auto,
+            levels: 2,
             ofi: OfiSettings::default(),
             verbs: VerbsSettings::default(),
             secret: None,
@@ -340,6 +349,9 @@ impl Config {
                 "EARLYBIRD_HW_CONFIG" => config.hw_config = Some(value.into()),
                 "EARLYBIRD_FABRIC" => {
                     config.fabric = value.parse().map_err(|error: crate::named::UnknownName| bad(error.to_string()))?;
+                }
+                "EARLYBIRD_LEVELS" => {
+                    config.set_levels(value.parse().unwrap_or(0)).map_err(|_| bad(LEVELS.to_owned()))?;
                 }
                 "EARLYBIRD_PROVIDER" => config.ofi.provider = Some(value),
                 "EARLYBIRD_DEVICE" => {
@@ -406,6 +418,16 @@ impl Config {
         Ok(config)
     }
 
+    /// Sets [`Config::levels`].
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a number that is neither 1 nor 2.
+    pub fn set_levels(&mut self, levels: u32) -> Result<()> {
+        let known = (1..=2).contains(&levels).then_some(levels as u8);
+        self.levels = known.ok_or_else(|| Error::Config(format!("{levels} levels: {LEVELS}")))?;
+        Ok(())
+    }
+
     /// Returns the secret of this job. If the config has none, it comes from the launcher, like the rank's identity.
     pub(crate) fn job_secret(&self) -> Result<Option<String>> {
         match &self.secret {
@@ -433,6 +455,7 @@ mod tests {
             ("EARLYBIRD_DEADLINE", "soon"),
             ("EARLYBIRD_DEADLINE", "0"),
             ("EARLYBIRD_FABRIC", "tcp"),
+            ("EARLYBIRD_LEVELS", "3"),
             ("EARLYBIRD_SILENCE", "1ms"),
             ("EARLYBIRD_CQ_DATA", "no"),
             ("EARLYBIRD_GID_INDEX", "-1"),

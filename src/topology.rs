@@ -39,6 +39,13 @@ impl Topology {
         Topology { hosts, widest, host_of: host_of.into(), index_on_host, by_host: by_host.into(), begins }
     }
 
+    /// From the lowest rank of each rank's host. Hosts come in the order of these.
+    pub(crate) fn by_lowest(lowest: &[u32]) -> Self {
+        let leaders: Vec<u32> =
+            (0..).zip(lowest).filter(|&(rank, &lowest)| rank == lowest).map(|(rank, _)| rank).collect();
+        Topology::new(lowest.iter().map(|rank| leaders.partition_point(|leader| leader < rank) as u32).collect())
+    }
+
     /// All ranks share memory.
     pub(crate) fn one_host(ranks: u32) -> Self {
         Topology::new(vec![0; ranks as usize])
@@ -129,6 +136,9 @@ mod tests {
                 assert_eq!((topology.host_of(rank), topology.index_on_host(rank)), (host, index));
             }
         }
+        let lowest: Vec<u32> = hosts.iter().map(|&host| topology.leader(host)).collect();
+        let by_lowest = Topology::by_lowest(&lowest);
+        assert_eq!((0..6).map(|rank| by_lowest.host_of(rank)).collect::<Vec<_>>(), [0, 1, 2, 0, 1, 0]);
         assert_eq!(topology.hosts_but(1).collect::<Vec<_>>(), [0, 2]);
         let of = |topology: Topology| (topology.is_one_host(), topology.has_elsewhere(), topology.is_apart());
         assert_eq!(of(topology), (false, true, false));

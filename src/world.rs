@@ -18,11 +18,12 @@ use std::time::{Duration, Instant};
 use earlybird_ffi::fork;
 use parking_lot::Mutex;
 
+use crate::bootstrap::hosts::{self, Hosts};
 use crate::bootstrap::identity::{Identity, Machines};
 use crate::bootstrap::store;
 use crate::bootstrap::{Joined, MeetingTerms, StoreAddress, meet};
 use crate::config::{Config, FabricChoice};
-use crate::error::{Error, Misuse, Result};
+use crate::error::{Error, Misuse, Ranks, Result};
 use crate::executor::helper::Helper;
 use crate::executor::spin::Spin;
 use crate::fabric::ofi::{self, OfiFabric};
@@ -54,13 +55,13 @@ pub struct World {
 #[derive(Debug)]
 struct Inner {
     fabric: Arc<dyn Fabric>,
+    /// Which ranks share memory by the fabric.
     topology: Topology,
+    hosts: Topology,
     /// The fork generation of the process that joined. A forked child has another one.
     generation: u32,
     parameters: Parameters,
     config: Config,
-    /// The identity of this rank's host: the same text for ranks that can share memory.
-    host: String,
     cores: u32,
     /// Another rank may need the core that this one runs on.
     is_oversubscribed: bool,
@@ -150,7 +151,7 @@ impl World {
     /// As [`World::from_env`].
     pub fn in_this_process(ranks: u32, config: &Config) -> Result<Vec<World>> {
         fn over_network<F: Fabric + 'static>(fabrics: Vec<F>) -> Vec<Members> {
-            fabrics.into_iter().map(|fabric| Members::over_network(Arc::new(fabric))).collect()
+            fabrics.into_iter().map(|fabric| Members::apart(Arc::new(fabric))).collect()
         }
         let measured = HwConfig::load(config.hw_config.as_deref())?;
         let members = match config.fabric {
@@ -179,7 +180,7 @@ impl World {
 
     /// Creates the handle of one rank. `cores` are the cores of the ranks on this machine.
     fn new(
-        Members { fabric, topology }: Members,
+        Members { fabric, topology, hosts }: Members,
         parameters: Parameters,
         config: &Config,
         (source, cores): (&'static str, &[Cores]),
@@ -194,10 +195,10 @@ impl World {
         let inner = Inner {
             fabric,
             topology,
+            hosts,
             generation,
             parameters,
             config: config.clone(),
-            host: host_identity(),
             cores,
             is_oversubscribed,
             source,
@@ -235,6 +236,14 @@ impl World {
     #[must_use]
     pub fn provider(&self) -> Option<&str> {
         self.inner.fabric.provider()
+    }
+
+    /// Returns the ranks of each host, ascending. Hosts come in the order of their lowest ranks. Ranks are on one host if
+    /// they have proved when they joined that they can share memory, and [`Config::levels`] allows it.
+    #[must_use]
+    pub fn hosts(&self) -> Vec<Vec<u32>> {
+        let hosts = &self.inner.hosts;
+        (0..hosts.hosts()).map(|host| hosts.ranks_of(host).to_vec()).collect()
     }
 
     /// Returns what this rank has sent over the network so far: for joining, collectives and everything else of this
@@ -435,17 +444,26 @@ fn for_job(config: &Config, identity: &Identity) -> Config {
 struct Members {
     fabric: Arc<dyn Fabric>,
     topology: Topology,
+    /// Which ranks can share memory.
+    hosts: Topology,
 }
 
 impl Members {
     /// Creates members that all share the memory of one machine.
     fn in_memory(fabric: impl Fabric + 'static) -> Self {
-        Members { topology: Topology::one_host(fabric.ranks()), fabric: Arc::new(fabric) }
+        let topology = Topology::one_host(fabric.ranks());
+        Members { fabric: Arc::new(fabric), hosts: topology.clone(), topology }
+    }
+
+    /// Creates members that reach each other over a network alone, on these hosts.
+    fn over_network(fabric: Arc<dyn Fabric>, hosts: Topology) -> Self {
+        Members { topology: Topology::apart(fabric.ranks()), fabric, hosts }
     }
 
     /// Creates members that are each on a host of their own.
-    fn over_network(fabric: Arc<dyn Fabric>) -> Self {
-        Members { topology: Topology::apart(fabric.ranks()), fabric }
+    fn apart(fabric: Arc<dyn Fabric>) -> Self {
+        let hosts = Topology::apart(fabric.ranks());
+        Self::over_network(fabric, hosts)
     }
 }
 
@@ -454,44 +472,50 @@ fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Mem
     let (rank, ranks) = (identity.rank, identity.ranks);
     let spread = identity.machines == Machines::Several
         || matches!(identity.store, Some(StoreAddress::Tcp { .. } | StoreAddress::File(_)));
-    match config.fabric {
-        FabricChoice::Shm | FabricChoice::Auto if !spread => {
-            // Ranks on one machine meet at a name; another kind of store has no advantage.
-            let name = match &identity.store {
-                Some(StoreAddress::Unix(name)) => name,
-                _ => &identity.job,
-            };
-            let until = Deadline::from(config.deadline).instant();
-            let secret = Secret::new(config.job_secret()?.as_deref(), &identity.job);
-            let terms = MeetingTerms::of(identity, config.deadline);
-            join_by_memory(name, (rank, ranks), &secret, (terms, until), &|| Ok(()))
-        }
-        FabricChoice::Shm => {
-            let why = match identity.machines {
-                Machines::Several => "these ranks are on several",
-                _ => "these ranks meet at another place than unix:NAME",
-            };
-            Err(Error::Config(format!(
-                "EARLYBIRD_FABRIC=shm is for ranks on one machine, and {why}; use ofi, verbs or auto"
-            )))
-        }
-        FabricChoice::Auto | FabricChoice::Ofi | FabricChoice::Verbs => {
-            let place = identity.store_address()?;
-            let own = config.job_secret()?;
-            let secret = Secret::new(own.as_deref(), &identity.job);
-            let terms = MeetingTerms::of(identity, config.deadline);
-            let gather = |mine: &[u8], until| store::gather(&place, (rank, ranks), mine, &secret, until, terms);
-            let joined =
-                network::join((rank, ranks), config, measured, Meeting { secret: &secret, gather, has_another: true })?;
-            let is_spread = joined.neighbours().len() < ranks as usize;
-            // Other users of the machine can reach a port, too.
-            let is_open = is_spread || matches!(place, StoreAddress::Tcp { .. } | StoreAddress::Among { .. });
-            if own.is_none() && rank == 0 && is_open && !matches!(place, StoreAddress::Unix(_)) {
-                warn_without_secret();
-            }
-            Ok(Members::over_network(joined))
-        }
+    let own = config.job_secret()?;
+    let secret = Secret::new(own.as_deref(), &identity.job);
+    let terms = MeetingTerms::of(identity, config.deadline);
+    if let FabricChoice::Shm | FabricChoice::Auto = config.fabric
+        && !spread
+        && config.levels > 1
+    {
+        // Ranks on one machine meet at a name; another kind of store has no advantage.
+        let name = match &identity.store {
+            Some(StoreAddress::Unix(name)) => name,
+            _ => &identity.job,
+        };
+        let until = Deadline::from(config.deadline).instant();
+        return join_by_memory(name, (rank, ranks), &secret, (terms, until), &|| Ok(()));
     }
+    let place = identity.store_address()?;
+    let gather = |mine: &[u8], until| store::gather(&place, (rank, ranks), mine, &secret, until, terms);
+    let until = Deadline::from(config.deadline).instant();
+    let meet =
+        |mine: &[u8]| gather(mine, until).map_err(|error| network::explain(error, (rank, ranks), config, measured));
+    let Hosts { lowest, place: of_host } = hosts::prove(rank, (config.levels > 1).then(host_identity), meet)?;
+    let hosts = Topology::by_lowest(&lowest);
+    let is_told_a_network = matches!(config.fabric, FabricChoice::Ofi | FabricChoice::Verbs);
+    if hosts.is_one_host() && (config.levels > 1 || !is_told_a_network) {
+        return join_by_memory(&format!("{of_host}-memory"), (rank, ranks), &secret, (terms, until), &|| Ok(()));
+    }
+    if config.fabric == FabricChoice::Shm {
+        let (here, there) = (Ranks(hosts.ranks_of(0).to_vec()), Ranks(hosts.ranks_of(1).to_vec()));
+        return Err(Error::join(
+            rank,
+            format!(
+                "EARLYBIRD_FABRIC=shm is for ranks that share memory, and {here} and {there} do not; use ofi, verbs or auto"
+            ),
+        ));
+    }
+    let joined =
+        network::join((rank, ranks), config, measured, Meeting { secret: &secret, gather, has_another: true })?;
+    let is_spread = joined.neighbours().len() < ranks as usize;
+    // Other users of the machine can reach a port, too.
+    let is_open = is_spread || matches!(place, StoreAddress::Tcp { .. } | StoreAddress::Among { .. });
+    if own.is_none() && rank == 0 && is_open && !matches!(place, StoreAddress::Unix(_)) {
+        warn_without_secret();
+    }
+    Ok(Members::over_network(joined, hosts))
 }
 
 /// Warns once that other users may join the worlds of this process.

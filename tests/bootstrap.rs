@@ -34,6 +34,7 @@ fn rank() {
             println!("\nJOINED {} of {}", world.rank(), world.size());
             println!("\nFABRIC {}", world.fabric_name());
             println!("\nLAUNCHER {}", world.launcher());
+            println!("\nHOSTS {:?}", world.hosts());
             let mut sum = world.allreduce::<u64>(&[1]).build().unwrap();
             if role == "mute" && world.rank() == 1 {
                 // Leaves without a message.
@@ -41,7 +42,7 @@ fn rank() {
             }
             sum.contribution().unwrap()[0] = 1;
             match sum.arrive().and_then(|()| sum.wait(DEADLINE).map(|outcomes| outcomes.newest()[0])) {
-                Ok(total) => println!("\nTOTAL {total}"),
+                Ok(total) => println!("\nTOTAL {total}\nMESSAGES {}", world.traffic().messages),
                 Err(error) => println!("\nERROR {error}"),
             }
             let _ = sum.finish(DEADLINE);
@@ -92,7 +93,8 @@ fn shm() -> Way {
 
 fn over_libfabric(store: String) -> Way {
     let way = Way { store, variables: Vec::new(), differs: None };
-    way.with("EARLYBIRD_FABRIC", "ofi").with("EARLYBIRD_PROVIDER", common::PROVIDERS[0])
+    let apart = way.with(common::LEVELS_1.0, common::LEVELS_1.1);
+    apart.with("EARLYBIRD_FABRIC", "ofi").with("EARLYBIRD_PROVIDER", common::PROVIDERS[0])
 }
 
 fn tcp() -> Way {
@@ -209,6 +211,34 @@ fn all_ranks_join() {
     }
 }
 
+/// Whatever their store is, ranks of one machine share its memory, but for those that are to be hosts of their own.
+#[test]
+fn ranks_of_one_machine_share_memory_at_any_store() {
+    for way in stores() {
+        let way = way.with("EARLYBIRD_LEVELS", "2");
+        let apart = way.clone().but_for(1, "EARLYBIRD_LEVELS", "1");
+        for (way, fabric, hosts) in [(way, "shm", "[[0, 1, 2]]"), (apart, "ofi", "[[0, 2], [1]]")] {
+            for text in start(&way, &[(0, 3), (1, 3), (2, 3)], "") {
+                assert_eq!((said(&text, "FABRIC"), said(&text, "TOTAL")), (vec![fabric], vec!["3"]), "{way:?}: {text}");
+                assert_eq!(said(&text, "HOSTS"), [hosts], "{way:?}: {text}");
+                assert_eq!(said(&text, "MESSAGES") == ["0"], fabric == "shm", "{way:?}: {text}");
+            }
+        }
+    }
+}
+
+/// As in two containers that have one network: a rank cannot watch the other's process, so they are two hosts.
+#[test]
+fn ranks_in_two_process_namespaces_use_the_network() {
+    let namespaces = ["--pid", "--fork", "--kill-child"];
+    if common::libfabric().is_none() || !can_unshare(&namespaces) {
+        return;
+    }
+    for text in meet_unshared(&tcp().store, &namespaces, &[0, 1]) {
+        assert_eq!((said(&text, "FABRIC"), said(&text, "HOSTS")), (vec!["ofi"], vec!["[[0], [1]]"]), "{text}");
+    }
+}
+
 /// The variables that a launcher gives to a rank on its own host: its identity, and where the others are.
 fn launched(launcher: &str, rank: u32, port: u16) -> Vec<(String, String)> {
     let store = format!("tcp:127.0.0.1:{port}");
@@ -247,7 +277,11 @@ fn ranks_of_several_hosts_meet_under_each_launcher() {
     if common::libfabric().is_none() {
         return;
     }
-    for launcher in ["torchrun", "Slurm", "Open MPI", "MPICH"] {
+    let places = [("1", "ofi"), ("2", "shm")];
+    for (launcher, (levels, fabric)) in ["torchrun", "Slurm", "Open MPI", "MPICH"]
+        .into_iter()
+        .flat_map(|launcher| places.map(|place| (launcher, place)))
+    {
         // torchrun's own port, on which it listens all the time.
         let theirs = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = theirs.local_addr().unwrap().port() + 1;
@@ -256,6 +290,7 @@ fn ranks_of_several_hosts_meet_under_each_launcher() {
                 .args(["--exact", "rank", "--ignored", "--nocapture"])
                 .env("TEST_ROLE", "")
                 .env("EARLYBIRD_PROVIDER", common::PROVIDERS[0])
+                .env("EARLYBIRD_LEVELS", levels)
                 .envs(launched(launcher, rank, port))
                 .stdout(Stdio::piped())
                 .spawn()
@@ -264,7 +299,7 @@ fn ranks_of_several_hosts_meet_under_each_launcher() {
         let ranks: Vec<_> = (0..3).map(start).collect();
         for rank in ranks {
             let text = String::from_utf8(rank.wait_with_output().unwrap().stdout).unwrap();
-            assert_eq!((said(&text, "FABRIC"), said(&text, "TOTAL")), (vec!["ofi"], vec!["3"]), "{launcher}: {text}");
+            assert_eq!((said(&text, "FABRIC"), said(&text, "TOTAL")), (vec![fabric], vec!["3"]), "{launcher}: {text}");
             let name = if launcher == "MPICH" { "PMI" } else { launcher };
             assert_eq!(said(&text, "LAUNCHER"), [name], "{text}");
         }
@@ -441,7 +476,7 @@ fn a_rank_in_another_process_namespace_is_refused_by_name() {
     // A guest cannot see the host, but the host sees the guest.
     let texts = meet(&[1]);
     all_say(&texts[..1], &["rank 1 did not come within"]);
-    let remedies = ["--pid=container:NAME, and the same with --network", "EARLYBIRD_FABRIC=ofi"];
+    let remedies = ["--pid=container:NAME, and the same with --network", "meet at tcp:HOST:PORT"];
     let named = |rank| [&[rank][..], &remedies].concat();
     all_say(&texts[1..], &named("rank 0 lives in another process namespace"));
     // The host cannot see a guest, and tells all ranks.
@@ -513,7 +548,8 @@ fn errors_say_what_libfabric_cannot_do() {
         &["/no/such/file cannot be loaded", "install"],
     );
     all_say(&alone(way.clone().with("EARLYBIRD_LIBFABRIC", "libc.so.6")), &["too old, or no libfabric", "install"]);
-    all_say(&alone(way.clone().with("EARLYBIRD_FABRIC", "shm")), &["EARLYBIRD_FABRIC=shm is for ranks on one machine"]);
+    let apart = start(&way.clone().with("EARLYBIRD_FABRIC", "shm"), &[(0, 2), (1, 2)], "");
+    all_say(&apart, &["EARLYBIRD_FABRIC=shm is for ranks that share memory, and rank 0 and rank 1 do not"]);
     let mixed = way.but_for(1, "EARLYBIRD_PROVIDER", "sockets");
     all_say(&start(&mixed, &[(0, 2), (1, 2)], ""), &["the network is ", "tcp;ofi_rxm", "sockets"]);
 }

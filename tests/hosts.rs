@@ -126,6 +126,25 @@ fn ranks_without_a_way_between_them_are_named() {
     assert!(started.elapsed() < Duration::from_secs(15), "took {:?}", started.elapsed());
 }
 
+/// Ranks know who is on their host, also where hosts have unequally many.
+#[test]
+fn ranks_on_a_host_find_each_other() {
+    let Some(hosts) = libfabric().and_then(|_| Hosts::new(3)) else { return };
+    for (places, found) in [
+        (&[0, 0, 1, 2, 2, 0][..], "[[0, 1, 5], [2], [3, 4]]"),
+        (&[2, 1, 0], "[[0], [1], [2]]"),
+        (&[1, 1, 1], "[[0, 1, 2]]"),
+    ] {
+        for (rank, (_, text)) in start_on(&hosts, places, &[], JOINS).finish(Duration::from_secs(30)).iter().enumerate()
+        {
+            assert_eq!(said(text, "HOSTS"), [found], "rank {rank}: {text}");
+            assert!(said(text, "SUM").len() == 1, "rank {rank}: {text}");
+            let sends = said(text, "MESSAGES") != ["0"];
+            assert_eq!(sends, found.contains("], ["), "rank {rank}: {text}");
+        }
+    }
+}
+
 /// The role of a rank that joins and makes one round.
 const JOINS: &str = "joins";
 
@@ -134,6 +153,8 @@ fn join_and_sum() {
         Ok(world) => {
             let mut sum = [world.rank() + 1];
             world.all_reduce(&mut sum, Reduce::Sum, Duration::from_secs(20)).unwrap();
+            println!("\nHOSTS {:?}", world.hosts());
+            println!("\nMESSAGES {}", world.traffic().messages);
             println!("\nSUM {}", sum[0]);
         }
         Err(error) => println!("\nTEXT {error}"),
@@ -264,7 +285,7 @@ fn a_host_without_an_interface_is_named() {
                     "libfabric not by rank 1 (on host1: it has tcp;ofi_rxm on lo only, which leads to no other host; "
                 }
                 (false, 0) => "rank 1 did not come within 4s",
-                (false, _) => "(when this rank came, it had tcp;ofi_rxm on lo only, which leads to no other host)",
+                (false, _) => "(this rank has tcp;ofi_rxm on lo only, which leads to no other host)",
             };
             assert!(told.contains(expected), "rank {rank}: {text}");
         }

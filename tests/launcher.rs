@@ -221,7 +221,8 @@ fn ranks_set_the_variables_of_libfabric_whatever_started_them() {
     }
     // As torchrun would start it; libfabric says what it reads.
     let mut rank = without_provider_variables(&["bench", "--provider", "sockets", "--fire", "all", "--iters", "1"]);
-    let output = rank.env("RANK", "0").env("WORLD_SIZE", "1").env("FI_LOG_LEVEL", "info").output().unwrap();
+    let output =
+        rank.envs([common::LEVELS_1, ("RANK", "0"), ("WORLD_SIZE", "1"), ("FI_LOG_LEVEL", "info")]).output().unwrap();
     assert!(text(&output).contains("read int var max_buf_sz=4194304"), "{}", text(&output));
 }
 

@@ -47,6 +47,8 @@ fn step<T: Element>(sum: &mut Allreduce<T>, until: Deadline) -> Result<Stats> {
 }
 
 fn sent(world: &World, before: Traffic) -> (Traffic, u64) {
+    let hosts: Vec<Vec<u32>> = world.hosts();
+    assert_eq!(hosts.concat().len(), world.size() as usize);
     let (sent, reached): (Traffic, Reached) = (world.traffic() - before, world.reached());
     (sent, sent.messages + sent.control + sent.bytes + sent.atomics + sent.reads + u64::from(reached.peers))
 }

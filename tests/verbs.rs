@@ -387,7 +387,7 @@ fn meet_as_hosts_do(role: &str, variables: &[&[(&str, &str)]]) -> Vec<(ExitStatu
     let store = format!("file:{}", folder.file("meeting"));
     let begin = |(rank, own): (u32, &&[(&str, &str)])| {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.env("EARLYBIRD_STORE", &store).envs(own.iter().copied());
+        command.env("EARLYBIRD_STORE", &store).envs([common::LEVELS_1]).envs(own.iter().copied());
         common::start(&mut command, (rank, variables.len() as u32), "rank", role)
     };
     Job { ranks: (0..).zip(variables).map(begin).collect() }.finish(LIMIT)
@@ -436,7 +436,8 @@ fn ranks_with_little_locked_memory_take_tcp() {
             let mut command = Command::new("setpriv");
             command.args(["--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock", "sh", "-c"]);
             command.arg("ulimit -l 8192 && exec \"$0\" \"$@\"").arg(std::env::current_exe().unwrap());
-            command.env("EARLYBIRD_STORE", format!("file:{}", folder.file("meeting"))).envs(variables.iter().copied());
+            let store = format!("file:{}", folder.file("meeting"));
+            command.env("EARLYBIRD_STORE", store).envs([common::LEVELS_1]).envs(variables.iter().copied());
             common::start(&mut command, (rank, 2), "rank", role)
         };
         Job { ranks: (0..2).map(begin).collect() }.finish(LIMIT)

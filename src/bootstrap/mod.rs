@@ -1,6 +1,7 @@
 //! Turns a process into a rank of a world: finds its rank and the other ranks.
 
 mod attendance;
+pub(crate) mod hosts;
 pub mod identity;
 mod peer;
 mod rendezvous;

@@ -88,8 +88,8 @@ fn is_of_all_users(map: &str) -> bool {
 pub(super) fn process(peer: Credentials) -> Result<u32, String> {
     peer.process.ok_or_else(|| {
         "lives in another process namespace, where its end cannot be watched from here; start all ranks in one (of \
-         containers: docker run --pid=host, or --pid=container:NAME, and the same with --network), or set \
-         EARLYBIRD_FABRIC=ofi"
+         containers: docker run --pid=host, or --pid=container:NAME, and the same with --network), or let them meet at \
+         tcp:HOST:PORT, from where they take a network"
             .to_owned()
     })
 }

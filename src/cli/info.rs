@@ -10,6 +10,7 @@ use crate::Config;
 use crate::config::VARIABLES;
 use crate::fabric::Scope;
 use crate::fabric::ofi::{self, Chosen, Device, Library, devices, provider_variables};
+use crate::machine::{host_identity, host_name};
 use crate::offload::deferred_work::largest_depth;
 use serde_json::json;
 
@@ -84,7 +85,7 @@ fn tell(json: bool, config: &Config) {
     if json {
         say!(
             "{}",
-            json!({"fabric": "shm", "available": true, "version": env!("CARGO_PKG_VERSION"), "cores": cores, "progress": "target side not needed", "atomics": "processor"})
+            json!({"fabric": "shm", "available": true, "host": host_identity(), "version": env!("CARGO_PKG_VERSION"), "cores": cores, "progress": "target side not needed", "atomics": "processor"})
         );
         let problem = libfabric.as_ref().err().map(ToString::to_string).or(trouble);
         let problem = problem.or(chosen.as_ref().and_then(|chosen| chosen.as_ref().err().cloned()));
@@ -107,6 +108,7 @@ fn tell(json: bool, config: &Config) {
         return;
     }
     say!("earlybird {}, {cores} core(s) allowed", env!("CARGO_PKG_VERSION"));
+    say!("Host {}: {}. Ranks that have the same names here try to share memory.", host_name(), host_identity());
     let mut table = Table::new(&["fabric", "available", "what it is"]);
     table.row(&[
         "shm".into(),

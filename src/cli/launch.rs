@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::fabric::ofi;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM, SIGUSR1, SIGUSR2};
@@ -16,6 +15,9 @@ use signal_hook::iterator::Signals;
 
 use super::keeper::Keeper;
 use super::relay::Outlet;
+use crate::Config;
+use crate::config::FabricChoice;
+use crate::fabric::ofi;
 
 /// Where ranks run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -42,7 +44,11 @@ pub(super) struct Launch<'a> {
     pub(super) output: Output,
     pub(super) program: &'a OsStr,
     pub(super) args: &'a [OsString],
+    /// Variables of the ranks, besides those that say which ranks they are.
+    pub(super) variables: &'a [(&'static str, &'static str)],
 }
+
+const LEVELS: &str = "EARLYBIRD_LEVELS";
 
 /// The time after a failure of a rank in which the others can notice it, report it and end.
 const AFTER_A_FAILURE: Duration = Duration::from_secs(5);
@@ -109,7 +115,7 @@ impl Launch<'_> {
         command.env("EARLYBIRD_RANK", rank.to_string());
         command.env("EARLYBIRD_WORLD_SIZE", self.ranks.to_string());
         command.env("EARLYBIRD_STORE", meeting);
-        command.envs(ofi::variables_not_set());
+        command.envs(ofi::variables_not_set()).envs(self.variables.iter().copied());
         // A secret that the user has set is kept, because ranks that are started otherwise may know it.
         if std::env::var_os("EARLYBIRD_SECRET").is_none() {
             command.env("EARLYBIRD_SECRET", secret);
@@ -217,12 +223,16 @@ pub(super) fn check_ranks(ranks: u32) -> Result<(), String> {
     }
 }
 
-/// Starts this command again as `ranks` ranks.
-pub(super) fn again(ranks: u32, bind: Bind) -> super::Outcome {
+/// Starts this command again as `ranks` ranks. A user who names a network wants to see that, so they use it although they
+/// could share memory, unless the user has chosen the levels, too.
+pub(super) fn again(ranks: u32, bind: Bind, config: &Config) -> super::Outcome {
     check_ranks(ranks)?;
+    let is_left_open = std::env::var_os(LEVELS).is_none_or(|levels| levels.is_empty());
+    let names_a_network = matches!(config.fabric, FabricChoice::Ofi | FabricChoice::Verbs);
+    let variables: &[_] = if names_a_network && is_left_open { &[(LEVELS, "1")] } else { &[] };
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
     let program = std::env::current_exe()?;
-    Launch { ranks, bind, output: Output::First, program: program.as_os_str(), args: &args }.run()
+    Launch { ranks, bind, output: Output::First, program: program.as_os_str(), args: &args, variables }.run()
 }
 
 /// Returns why a rank cannot be started, and what to do.

@@ -20,5 +20,5 @@ pub(super) struct Args {
 pub(super) fn main(args: &Args) -> super::Outcome {
     check_ranks(args.ranks)?;
     let (program, rest) = args.program.split_first().ok_or("no program given")?;
-    Launch { ranks: args.ranks, bind: args.bind, output: Output::Prefixed, program, args: rest }.run()
+    Launch { ranks: args.ranks, bind: args.bind, output: Output::Prefixed, program, args: rest, variables: &[] }.run()
 }

@@ -14,7 +14,7 @@ pub struct Variable {
 }
 
 /// Every variable, ordered by importance.
-pub const VARIABLES: [Variable; 24] = [
+pub const VARIABLES: [Variable; 25] = [
     Variable { name: "EARLYBIRD_RANK", default: "from the launcher", meaning: "this process's rank, from 0" },
     Variable { name: "EARLYBIRD_WORLD_SIZE", default: "from the launcher", meaning: "ranks in the world" },
     Variable {
@@ -30,7 +30,12 @@ pub const VARIABLES: [Variable; 24] = [
     Variable {
         name: "EARLYBIRD_FABRIC",
         default: "auto",
-        meaning: "the transport: shm (shared memory), ofi (libfabric), verbs (InfiniBand and RoCE), or auto: shm where all ranks are on one machine; else verbs where every rank has a device, and ofi where not",
+        meaning: "the transport between hosts: ofi (libfabric), verbs (InfiniBand and RoCE), or auto: verbs where every rank has a device, and ofi where not; ranks that share memory use that. shm allows no network",
+    },
+    Variable {
+        name: "EARLYBIRD_LEVELS",
+        default: "2",
+        meaning: "2: ranks of one machine are a host and share memory; 1: each rank is a host of its own and uses the network",
     },
     Variable {
         name: "EARLYBIRD_PROVIDER",

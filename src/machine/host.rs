@@ -17,7 +17,7 @@ pub(crate) fn network_stack() -> String {
 }
 
 /// Returns a text that distinguishes machines, and parts of one machine that cannot reach each other: the boot id of
-/// the kernel, and the namespaces of processes and of the network.
+/// the kernel, and the namespaces of processes and of the network. Copies of a machine may have the same one.
 pub(crate) fn host_identity() -> String {
     format!("{} {} {}", boot(), space("pid"), space("net"))
 }

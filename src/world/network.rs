@@ -135,10 +135,7 @@ pub(super) fn join<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
     let meet = |opened: &[Opened; NETWORKS.len()]| -> Result<Vec<Offers>> {
         let own = opened.each_ref().map(Opened::offer);
         // A rank that can use no network meets the others, too, so that they learn the reason at once.
-        let given = gather(&encode(&own), until).map_err(|error| match config.ofi.on_one_machine {
-            true => error,
-            false => explain(error, &own),
-        })?;
+        let given = gather(&encode(&own), until)?;
         let offers = given.iter().zip(0..).map(|(bytes, peer)| {
             let how = match bytes.is_empty() {
                 true => "has failed already; its own error says why",
@@ -216,19 +213,19 @@ fn wait_for_an_interface(
     Ok(())
 }
 
-/// Adds a likely explanation to the error of a meeting: this rank has no way to other hosts.
-fn explain(error: Error, own: &Offers) -> Error {
-    let alone = own.iter().find_map(|offer| match offer {
+/// Adds a likely explanation to the error of a meeting that did not come about: this rank has no way to other hosts.
+pub(super) fn explain(error: Error, ranks: (u32, u32), config: &Config, measured: &HwConfig) -> Error {
+    let Error::Join { rank, cause } = &error else { return error };
+    if config.ofi.on_one_machine {
+        return error;
+    }
+    let offers = NETWORKS.map(|network| network.open(ranks, config, measured).offer());
+    let alone = offers.iter().find_map(|offer| match offer {
         Offer::Ready(ready) if ready.scope == Scope::Machine => Some(ready),
         _ => None,
     });
-    match (error, alone) {
-        (Error::Join { rank, cause }, Some(Ready { network, device, .. })) => Error::join(
-            rank,
-            format!("{cause} (when this rank came, it had {network} on {device} only, which leads to no other host)"),
-        ),
-        (error, _) => error,
-    }
+    let Some(Ready { network, device, .. }) = alone else { return error };
+    Error::join(*rank, format!("{cause} (this rank has {network} on {device} only, which leads to no other host)"))
 }
 
 /// Warns if a rank does not use what would be better on the chosen network.

@@ -11,12 +11,13 @@ use super::network::{self, Meeting};
 use super::{Members, World, join_by_memory};
 use crate::bootstrap::MeetingTerms;
 use crate::bootstrap::store::frame::{decode_world, encode_world};
-use crate::config::{Config, FabricChoice};
+use crate::config::Config;
 use crate::error::{Error, Ranks, Result};
 use crate::model::HwConfig;
 use crate::random::draw;
 use crate::seal::Secret;
 use crate::time::Deadline;
+use crate::topology::Topology;
 use crate::trace::Trace;
 
 const OPERATION: &str = "split";
@@ -27,8 +28,8 @@ impl World {
     /// its own color. A rank that needs no new world passes a color that no other rank passes, and drops the result.
     /// The ranks meet through this world, so they need no store and no name.
     ///
-    /// The new world uses shared memory if all its ranks are on one machine and their [`Config::fabric`] allows that.
-    /// Otherwise it uses the network that its ranks have in common. It is independent: it outlives this world, and an
+    /// The new world uses shared memory if all its ranks are on one [host](World::hosts). Otherwise it uses the network that
+    /// its ranks have in common. It is independent: it outlives this world, and an
     /// abort or a death in one is not a failure of the other. Its recordings and traces have the number of the split and the
     /// color in their names.
     ///
@@ -46,8 +47,8 @@ impl World {
             ..self.inner.config.clone()
         };
         let until = Deadline::from(config.deadline).instant();
-        let all = self.exchange_wishes(&Wish::new(self, &config, (color, key))?, until)?;
-        let group = Group::of(&all, self.rank());
+        let all = self.exchange_wishes(&Wish::new(self.rank(), (color, key))?, until)?;
+        let group = Group::of(&all, &self.inner.hosts, self.rank());
         let measured = HwConfig::load(config.hw_config.as_deref())?;
         let joined = self.join_group(&group, (&config, &measured), until);
         let joined = joined.and_then(|members| {
@@ -79,7 +80,7 @@ impl World {
         let terms = MeetingTerms { deadline: config.deadline, together: "and did it call split, too" };
         let is_near = self.topology().is_one_host();
         let secret = Secret::of(&self.fabric().secret_of(&group.secret));
-        if group.meets_by_memory {
+        if group.hosts.is_one_host() && config.levels > 1 {
             if !is_near {
                 gather(&[])?;
             }
@@ -100,7 +101,7 @@ impl World {
             // The error of this rank says more than one of the exchange.
             let _ = gather(&[]);
         }
-        joined.map(Members::over_network)
+        joined.map(|fabric| Members::over_network(fabric, group.hosts.clone()))
     }
 }
 
@@ -116,10 +117,6 @@ fn of_group(name: Option<&PathBuf>, number: u32, color: u32) -> Option<PathBuf> 
 struct Wish {
     color: u32,
     key: i32,
-    /// The host identity. Ranks with the same one reach each other's memory.
-    host: String,
-    /// Whether the user's choice allows shared memory.
-    allows_memory: bool,
     /// Where the ranks of this rank's group meet if this rank is the first of them. The kernel shows such names to all
     /// users.
     place: String,
@@ -130,38 +127,29 @@ struct Wish {
 const SECRET: usize = 16;
 
 impl Wish {
-    fn new(world: &World, config: &Config, (color, key): (u32, i32)) -> Result<Self> {
+    fn new(rank: u32, (color, key): (u32, i32)) -> Result<Self> {
         let mut place = "split-".to_owned();
-        for byte in draw::<16>(world.rank())? {
+        for byte in draw::<16>(rank)? {
             // Writing to a text cannot fail.
             let _ = write!(place, "{byte:02x}");
         }
-        let allows_memory = matches!(config.fabric, FabricChoice::Auto | FabricChoice::Shm);
-        Ok(Wish { color, key, host: world.inner.host.clone(), allows_memory, place, secret: draw(world.rank())? })
+        Ok(Wish { color, key, place, secret: draw(rank)? })
     }
 
     fn encode(&self) -> Vec<u8> {
         encode_world(&[
             self.color.to_le_bytes().to_vec(),
             self.key.to_le_bytes().to_vec(),
-            vec![u8::from(self.allows_memory)],
-            self.host.clone().into(),
             self.place.clone().into(),
             self.secret.to_vec(),
         ])
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let [color, key, allows, host, place, secret] = decode_world(bytes, 6)?.try_into().ok()?;
-        let allows_memory = match allows[..] {
-            [allows @ (0 | 1)] => allows == 1,
-            _ => return None,
-        };
+        let [color, key, place, secret] = decode_world(bytes, 4)?.try_into().ok()?;
         Some(Wish {
             color: u32::from_le_bytes(color.try_into().ok()?),
             key: i32::from_le_bytes(key.try_into().ok()?),
-            host: String::from_utf8(host).ok()?,
-            allows_memory,
             place: String::from_utf8(place).ok()?,
             secret: secret.try_into().ok()?,
         })
@@ -169,14 +157,14 @@ impl Wish {
 }
 
 /// The ranks of one color.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 struct Group {
     /// The members' ranks in the old world, in the order of their ranks in the new one.
     members: Vec<u32>,
     /// This rank in the new world.
     rank: u32,
-    /// Whether all members share memory, and their users allow its use.
-    meets_by_memory: bool,
+    /// The hosts of the members, by their ranks in the new world.
+    hosts: Topology,
     /// Where the members meet if they share memory.
     place: String,
     /// The secret by which the members know each other there.
@@ -185,16 +173,17 @@ struct Group {
 
 impl Group {
     /// Returns the group of a rank. All its members compute the same one.
-    fn of(all: &[Wish], rank: u32) -> Self {
+    fn of(all: &[Wish], hosts: &Topology, rank: u32) -> Self {
         let own = &all[rank as usize];
         let mut members: Vec<u32> =
             (0..).zip(all).filter(|(_, wish)| wish.color == own.color).map(|(rank, _)| rank).collect();
         members.sort_by_key(|&rank| all[rank as usize].key);
         let position = members.iter().position(|&member| member == rank).unwrap_or_default();
-        let wishes = || members.iter().map(|&rank| &all[rank as usize]);
-        let meets_by_memory = wishes().all(|wish| wish.allows_memory && wish.host == own.host);
-        let Wish { place, secret, .. } = wishes().next().unwrap_or(own).clone();
-        Group { rank: position as u32, meets_by_memory, place, secret, members }
+        let Wish { place, secret, .. } = members.first().map_or(own, |&rank| &all[rank as usize]).clone();
+        let host_of = |&rank: &u32| hosts.host_of(rank);
+        let is_lowest_of = |rank: &u32| members.iter().position(|other| host_of(other) == host_of(rank));
+        let lowest: Vec<u32> = members.iter().filter_map(is_lowest_of).map(|lowest| lowest as u32).collect();
+        Group { rank: position as u32, hosts: Topology::by_lowest(&lowest), place, secret, members }
     }
 }
 
@@ -202,14 +191,13 @@ impl Group {
 mod tests {
     use super::*;
 
-    fn wish(color: u32, key: i32, host: &str) -> Wish {
-        let secret = [key as u8; SECRET];
-        Wish { color, key, host: host.to_owned(), allows_memory: true, place: format!("{color} {key} {host}"), secret }
+    fn wish(color: u32, key: i32) -> Wish {
+        Wish { color, key, place: format!("{color} {key}"), secret: [key as u8; SECRET] }
     }
 
     #[test]
     fn wishes_survive_the_way() {
-        let wish = wish(u32::MAX, i32::MIN, "a");
+        let wish = wish(u32::MAX, i32::MIN);
         let bytes = wish.encode();
         assert_eq!(Wish::decode(&bytes), Some(wish));
         (0..bytes.len()).for_each(|len| assert_eq!(Wish::decode(&bytes[..len]), None));
@@ -217,18 +205,20 @@ mod tests {
 
     #[test]
     fn members_find_one_group_in_the_order_of_their_keys() {
-        let mut all = vec![wish(7, 1, "a"), wish(9, 0, "a"), wish(7, -1, "a"), wish(9, 0, "b"), wish(7, 1, "a")];
+        let all = vec![wish(7, 1), wish(9, 0), wish(7, -1), wish(9, 0), wish(7, 1)];
+        let hosts = Topology::new(vec![0, 0, 0, 1, 0]);
         let members = [2, 0, 4];
         for (rank, &member) in (0..).zip(&members) {
-            let place = "7 -1 a".to_owned();
-            let secret = [u8::MAX; SECRET];
-            let expected = Group { members: members.to_vec(), rank, meets_by_memory: true, place, secret };
-            assert_eq!(Group::of(&all, member), expected);
+            let group = Group::of(&all, &hosts, member);
+            assert_eq!((group.rank, &group.members[..], &group.place[..]), (rank, &members[..], "7 -1"));
+            assert_eq!(group.secret, [u8::MAX; SECRET]);
+            assert!(group.hosts.is_one_host());
         }
-        let other = Group::of(&all, 3);
-        assert_eq!((other.members, other.rank, other.meets_by_memory), (vec![1, 3], 1, false));
-        all[0].allows_memory = false;
-        assert!(members.iter().all(|&member| !Group::of(&all, member).meets_by_memory));
+        let other = Group::of(&all, &hosts, 3);
+        assert_eq!((other.members, other.rank, other.hosts.hosts()), (vec![1, 3], 1, 2));
+        let hosts = Topology::new(vec![1, 0, 0, 1, 1]);
+        let group = Group::of(&all, &hosts, 0);
+        assert_eq!((group.hosts.ranks_of(0), group.hosts.ranks_of(1)), (&[0][..], &[1, 2][..]));
     }
 
     #[test]

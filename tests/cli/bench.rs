@@ -75,7 +75,7 @@ fn bench_prints_rows_and_json() {
             assert_eq!(row[key], value, "{row}");
         }
         let asked = serde_json::json!({
-            "fabric": "auto", "provider": null, "device": null, "bind": "none", "ordered_writes": null,
+            "fabric": "auto", "levels": 2, "provider": null, "device": null, "bind": "none", "ordered_writes": null,
             "memory_polling": false, "mover": "auto",
             "executor": "auto", "depth": 8, "grace": "auto",
         });

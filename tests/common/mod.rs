@@ -74,6 +74,9 @@ impl Way {
     }
 }
 
+/// Makes each rank a host of its own, so that ranks of this machine use the network.
+pub const LEVELS_1: (&str, &str) = ("EARLYBIRD_LEVELS", "1");
+
 /// The providers of libfabric that run on any machine.
 pub const PROVIDERS: [&str; 4] = ["tcp;ofi_rxm", "sockets", "shm", "udp;ofi_rxd"];
 
@@ -143,9 +146,10 @@ impl Way {
             Way::Ofi(provider) => {
                 // A test has several threads, so its ranks do not set these themselves.
                 let variables = PROVIDER_VARIABLES.map(|variable| (variable.name, variable.value));
-                [("EARLYBIRD_FABRIC", "ofi"), ("EARLYBIRD_PROVIDER", provider)].into_iter().chain(variables).collect()
+                let chosen = [("EARLYBIRD_FABRIC", "ofi"), ("EARLYBIRD_PROVIDER", provider), LEVELS_1];
+                chosen.into_iter().chain(variables).collect()
             }
-            Way::Verbs => vec![("EARLYBIRD_FABRIC", "verbs")],
+            Way::Verbs => vec![("EARLYBIRD_FABRIC", "verbs"), LEVELS_1],
         }
     }
 }

@@ -175,6 +175,11 @@ typedef struct eb_config {
    * The time limit of joining, and of later calls that all ranks make together and that have no limit of their own.
    */
   double deadline;
+  /**
+   * 2: ranks that share the memory of a machine are a host. 1: this rank is a host of its own, and reaches all others
+   * over the network.
+   */
+  uint32_t levels;
 } eb_config;
 
 /**
@@ -212,6 +217,10 @@ typedef struct eb_world_info {
    * the world is closed.
    */
   const char *provider;
+  /**
+   * The number of hosts: ranks that share memory are on one.
+   */
+  uint32_t hosts;
 } eb_world_info;
 
 /**

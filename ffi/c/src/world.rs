@@ -42,9 +42,12 @@ pub struct eb_config {
     pub hw_config: *const c_char,
     /// The time limit of joining, and of later calls that all ranks make together and that have no limit of their own.
     pub deadline: f64,
+    /// 2: ranks that share the memory of a machine are a host. 1: this rank is a host of its own, and reaches all others
+    /// over the network.
+    pub levels: u32,
 }
 
-// SAFETY: `repr(C)`, the size first; the other fields are pointers and a number.
+// SAFETY: `repr(C)`, the size first; the other fields are pointers and numbers.
 unsafe impl Structure for eb_config {}
 
 /// The properties of a world.
@@ -62,6 +65,8 @@ pub struct eb_world_info {
     /// The provider of libfabric, or over verbs the kind of network, such as "RoCE v2"; empty in shared memory. Valid until
     /// the world is closed.
     pub provider: *const c_char,
+    /// The number of hosts: ranks that share memory are on one.
+    pub hosts: u32,
 }
 
 // SAFETY: `repr(C)`, the size first; the other fields are numbers and pointers.
@@ -142,6 +147,9 @@ unsafe fn joined(
             if config.deadline != 0.0 {
                 chosen.deadline = seconds(config.deadline, "config.deadline")?;
             }
+            if config.levels != 0 {
+                chosen.set_levels(config.levels)?;
+            }
         }
     }
     let joined = join(&chosen)?;
@@ -156,7 +164,8 @@ pub unsafe extern "C" fn eb_world_get_info(world: eb_world, info: *mut eb_world_
         let joined = WORLDS.get(world.id)?;
         let (rank, ranks) = (joined.world.rank(), joined.world.size());
         let (fabric, provider) = (joined.fabric.as_ptr(), joined.provider.as_ptr());
-        let filled = eb_world_info { size: 0, rank, ranks, fabric, provider };
+        let hosts = joined.world.hosts().len() as u32;
+        let filled = eb_world_info { size: 0, rank, ranks, fabric, provider, hosts };
         // SAFETY: the caller passes NULL or a structure of the size that it states.
         unsafe { give_structure(info, filled, "info") }
     })

@@ -42,7 +42,7 @@ impl World {
 #[pymethods]
 impl World {
     #[new]
-    #[pyo3(signature = (*, place=None, fabric=None, provider=None, secret=None, hw_config=None, deadline=None))]
+    #[pyo3(signature = (*, place=None, fabric=None, provider=None, secret=None, hw_config=None, deadline=None, levels=None))]
     fn new(
         py: Python<'_>,
         place: Option<Place>,
@@ -51,6 +51,7 @@ impl World {
         secret: Option<String>,
         hw_config: Option<String>,
         deadline: Option<f64>,
+        levels: Option<u32>,
     ) -> PyResult<Self> {
         let mut config = Config::from_env().map_err(|error| raised(py, &error))?;
         if let Some(fabric) = fabric {
@@ -62,6 +63,9 @@ impl World {
         config.hw_config = hw_config.map(Into::into).or(config.hw_config);
         if let Some(deadline) = duration(py, deadline)? {
             config.deadline = deadline;
+        }
+        if let Some(levels) = levels {
+            config.set_levels(levels).map_err(|error| raised(py, &error))?;
         }
         let joined = match place {
             None => interrupt::beside(py, move || earlybird::World::with(&config)),
@@ -99,6 +103,12 @@ impl World {
     #[getter]
     fn provider(&self, py: Python<'_>) -> PyResult<Option<String>> {
         Ok(self.handle(py)?.provider().map(str::to_owned))
+    }
+
+    /// The ranks of each host, ascending. Ranks that share memory are on one host.
+    #[getter]
+    fn hosts(&self, py: Python<'_>) -> PyResult<Vec<Vec<u32>>> {
+        Ok(self.handle(py)?.hosts())
     }
 
     /// Makes every later call of every rank fail, with this rank and the reason in the error. Any thread may call it.

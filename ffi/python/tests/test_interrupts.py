@@ -111,7 +111,8 @@ def test_ctrl_c_ends_a_call_over_libfabric(port: int) -> None:
     """Some versions of it load a library that takes the handlers of signals away."""
     # The handler is set before libfabric is loaded.
     join = f"""
-    choices = {{"fabric": "ofi", "provider": "tcp;ofi_rxm", "deadline": 30, "secret": "a secret of this test"}}
+    choices = {{"fabric": "ofi", "provider": "tcp;ofi_rxm", "levels": 1}}
+    choices |= {{"deadline": 30, "secret": "a secret of this test"}}
     world = earlybird.World.join(rank, 2, "tcp:127.0.0.1:{port}", **choices)
     place ="""
     interrupt(INTERRUPTED.replace("CALL", "barrier").replace("\n    place =", join))
@@ -123,7 +124,7 @@ def test_ctrl_c_works_where_a_stranger_has_stopped_libfabric(port: int) -> None:
         f"""
         import os, signal, socket, threading, time
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        choices = {{"fabric": "ofi", "provider": "tcp;ofi_rxm", "deadline": 40}}
+        choices = {{"fabric": "ofi", "provider": "tcp;ofi_rxm", "levels": 1, "deadline": 40}}
 
         def listens():
             own = set()
@@ -234,6 +235,7 @@ def test_ctrl_c_ends_a_process_whose_libfabric_does_not_return() -> None:
         "EARLYBIRD_STORE": f"tcp:127.0.0.1:{store}",
         "EARLYBIRD_SECRET": "a secret of this test",
         "EARLYBIRD_FABRIC": "ofi",
+        "EARLYBIRD_LEVELS": "1",
         "EARLYBIRD_PROVIDER": "tcp;ofi_rxm",
         "EARLYBIRD_SILENCE": "3s",
     }

@@ -14,6 +14,9 @@ def test_the_version_and_one_rank() -> None:
         empty.arrive()
         assert empty.wait(5)[0].data.size == 0
         assert empty.tensors() == []
+        assert world.hosts == [[0]]
+    with pytest.raises(earlybird.ConfigError, match="3 levels: use 1 or 2"):
+        earlybird.World(levels=3)
     with pytest.raises(earlybird.ConfigError, match="carrier"):
         earlybird.World(fabric="carrier pigeons")
 

@@ -49,14 +49,15 @@ impl Conditions {
         let common = &args.common;
         let mut all = json!({
             "version": env!("CARGO_PKG_VERSION"), "git": COMMIT, "dirty": CHANGED.map(|changed| changed == "true"),
-            "op": args.op.to_string(), "ranks": world.size(), "fabric": world.fabric_name(),
+            "op": args.op.to_string(), "ranks": world.size(), "hosts": world.hosts().len(), "fabric": world.fabric_name(),
             "provider": world.provider(), "warmup": args.warmup,
             "hw_config": config.hw_config.as_ref().map(|file| file.display().to_string()),
             "host": host_name(), "kernel": kernel(),
             "cores": crate::machine::parallelism(),
         });
         let mut asked = json!({
-            "fabric": config.fabric.to_string(), "provider": config.ofi.provider, "device": devices(config),
+            "fabric": config.fabric.to_string(), "levels": config.levels, "provider": config.ofi.provider,
+            "device": devices(config),
             "bind": word(&common.start.bind), "ordered_writes": config.verbs.ordered_writes,
             "memory_polling": config.verbs.memory_polling,
         });

@@ -284,7 +284,7 @@ pub(super) fn main(args: Args) -> super::Outcome {
     let sizes = args.check(ranks)?;
     let trace = (args.op == BenchOp::Buckets).then(|| args.choices.trace()).transpose()?;
     if !launched {
-        return again(ranks, args.common.start.bind);
+        return again(ranks, args.common.start.bind, &config);
     }
     let world = World::with(&config)?;
     let form = match (args.common.start.json, args.csv) {

@@ -69,7 +69,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
     let Membership { ranks, launched, config } = args.start.place(USUAL_RANKS)?;
     if !launched {
         check_ranks(ranks)?;
-        return again(ranks, args.start.bind);
+        return again(ranks, args.start.bind, &config);
     }
     let begun = Instant::now();
     let effort = if args.quick { Effort::QUICK } else { Effort::FULL };

@@ -245,7 +245,7 @@ pub(super) fn main(args: Args) -> super::Outcome {
     let Membership { ranks, launched, config } = args.common.start.place(4)?;
     args.check(ranks)?;
     if !launched {
-        return again(ranks, args.common.start.bind);
+        return again(ranks, args.common.start.bind, &config);
     }
     let world = World::with(&config)?;
     let is_repeated = config.record.is_some() || config.replay.is_some();

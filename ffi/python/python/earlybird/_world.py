@@ -67,7 +67,8 @@ class World(_earlybird.World):
     Threads may share it. In a forked child, each call that needs other ranks raises an error. A program that ends by
     an exception while a world is open aborts the job, and so does an exception in a ``with`` block.
 
-    ``World(fabric="shm", provider=..., secret=..., hw_config=..., deadline=...)`` sets what the environment does not.
+    ``World(fabric="shm", provider=..., secret=..., hw_config=..., deadline=..., levels=...)`` sets what the environment
+    does not. With ``levels=1`` this rank is a host of its own, and uses no memory of others on its machine.
     After a failure, a rank must make a new world.
     """
 
@@ -99,7 +100,7 @@ class World(_earlybird.World):
 
         All ranks make this call, and each gets the world of its own color. A rank that needs no new world passes a
         color that no other rank passes. The ranks meet through this world, so they need no store. The new world
-        outlives this one. It uses shared memory if all its ranks are on one machine, unless another fabric was chosen.
+        outlives this one. It uses shared memory if all its ranks are on one of ``hosts``.
         """
         return World(place=(self, _whole("color", color, 0, 2**32 - 1), _whole("key", key, -(2**31), 2**31 - 1)))
 
