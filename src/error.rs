@@ -407,6 +407,34 @@ impl Error {
         self
     }
 
+    /// Gives the ranks other numbers: those of a world, where the error comes from a part of it that counts its members.
+    pub(crate) fn renumbered(mut self, number: impl Fn(u32) -> u32) -> Self {
+        use Error::{
+            Aborted, Interrupted, Join, LockedMemory, Memory, Mismatch, Os, PeerDied, PeerLeft, Timeout, Transport,
+            Usage,
+        };
+        match &mut self {
+            Timeout { rank, missing, .. } => {
+                *rank = number(*rank);
+                missing.0.iter_mut().for_each(|rank| *rank = number(*rank));
+            }
+            PeerDied { rank, peer, .. }
+            | PeerLeft { rank, peer, .. }
+            | Aborted { rank, by: peer, .. }
+            | Mismatch { rank, peer, .. }
+            | Transport { rank, peer: Some(peer), .. } => (*rank, *peer) = (number(*rank), number(*peer)),
+            Transport { rank, peer: None, .. }
+            | Join { rank, .. }
+            | Memory { rank, .. }
+            | LockedMemory { rank, .. }
+            | Usage { rank, .. }
+            | Interrupted { rank, .. }
+            | Os { rank, .. } => *rank = number(*rank),
+            Error::Rule(_) | Error::Config(_) => {}
+        }
+        self
+    }
+
     /// Names the failing call instead of a step of that call, if the world failed.
     pub(crate) fn in_call(mut self, call: &'static str) -> Self {
         use Error::{Aborted, PeerDied, Transport};

@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 
 mod collectives;
+mod joining;
+mod meet;
 mod messages;
 mod network;
 mod offers;
@@ -9,38 +11,36 @@ mod split;
 mod symmetric;
 #[cfg(test)]
 mod tests;
+mod two_levels;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use earlybird_ffi::fork;
 use parking_lot::Mutex;
 
-use crate::bootstrap::hosts::{self, Hosts};
-use crate::bootstrap::identity::{Identity, Machines};
-use crate::bootstrap::store;
-use crate::bootstrap::{Joined, MeetingTerms, StoreAddress, meet};
+use crate::bootstrap::identity::Identity;
 use crate::config::{Config, FabricChoice};
-use crate::error::{Error, Misuse, Ranks, Result};
+use crate::error::{Error, Misuse, Result};
 use crate::executor::helper::Helper;
 use crate::executor::spin::Spin;
+use crate::fabric::levels::Levels;
 use crate::fabric::ofi::{self, OfiFabric};
 #[cfg(earlybird_internals)]
 use crate::fabric::scheduled::Scheduled;
 use crate::fabric::shm::ShmFabric;
 use crate::fabric::verbs::{self, VerbsFabric};
 use crate::fabric::{Fabric, Reached, Traffic};
-use crate::machine::{Cores, host_identity, is_oversubscribed, parallelism};
+use crate::machine::{Cores, is_oversubscribed, parallelism};
 use crate::model::{HwConfig, Parameters};
-use crate::seal::Secret;
 use crate::time::Deadline;
 use crate::topology::Topology;
 use crate::trace::Trace;
 use collectives::Boards;
+use joining::{Members, for_job, join};
 use messages::Mail;
-use network::Meeting;
 pub use symmetric::SymmetricMemory;
 
 /// The processes of a job, as one of them sees them. Clones are handles of the same world, and threads may share it.
@@ -58,6 +58,8 @@ struct Inner {
     /// Which ranks share memory by the fabric.
     topology: Topology,
     hosts: Topology,
+    /// The fabric, if it has two levels.
+    levels: Option<Arc<Levels>>,
     /// The fork generation of the process that joined. A forked child has another one.
     generation: u32,
     parameters: Parameters,
@@ -139,7 +141,10 @@ impl World {
         let fabric = &members.fabric;
         tracing::debug!(rank = fabric.rank(), ranks = fabric.ranks(), by = source, fabric = fabric.name(), "joined");
         let parameters = measured.of(fabric.name(), fabric.provider())?;
-        let cores = neighbours_cores(&**fabric, until)?;
+        let cores = match &members.levels {
+            Some(levels) => neighbours_cores(&**levels.here(), until).map_err(|error| levels.of_here(error))?,
+            None => neighbours_cores(&**fabric, until)?,
+        };
         Ok(Self::new(members, parameters, config, (source, &cores), trace))
     }
 
@@ -180,7 +185,7 @@ impl World {
 
     /// Creates the handle of one rank. `cores` are the cores of the ranks on this machine.
     fn new(
-        Members { fabric, topology, hosts }: Members,
+        Members { fabric, topology, hosts, levels }: Members,
         parameters: Parameters,
         config: &Config,
         (source, cores): (&'static str, &[Cores]),
@@ -196,6 +201,7 @@ impl World {
             fabric,
             topology,
             hosts,
+            levels,
             generation,
             parameters,
             config: config.clone(),
@@ -431,116 +437,6 @@ impl World {
     pub fn raw_fabric(&self) -> &Arc<dyn Fabric> {
         self.fabric()
     }
-}
-
-/// Returns the settings of the job with this identity.
-fn for_job(config: &Config, identity: &Identity) -> Config {
-    let mut config = config.clone();
-    config.ofi.on_one_machine = identity.store_address().is_ok_and(|place| place.is_on_one_machine());
-    config
-}
-
-/// The ranks of a world that have met: the fabric by which they reach each other, and which of them share memory.
-struct Members {
-    fabric: Arc<dyn Fabric>,
-    topology: Topology,
-    /// Which ranks can share memory.
-    hosts: Topology,
-}
-
-impl Members {
-    /// Creates members that all share the memory of one machine.
-    fn in_memory(fabric: impl Fabric + 'static) -> Self {
-        let topology = Topology::one_host(fabric.ranks());
-        Members { fabric: Arc::new(fabric), hosts: topology.clone(), topology }
-    }
-
-    /// Creates members that reach each other over a network alone, on these hosts.
-    fn over_network(fabric: Arc<dyn Fabric>, hosts: Topology) -> Self {
-        Members { topology: Topology::apart(fabric.ranks()), fabric, hosts }
-    }
-
-    /// Creates members that are each on a host of their own.
-    fn apart(fabric: Arc<dyn Fabric>) -> Self {
-        let hosts = Topology::apart(fabric.ranks());
-        Self::over_network(fabric, hosts)
-    }
-}
-
-/// Meets the other ranks by the means of the transport.
-fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Members> {
-    let (rank, ranks) = (identity.rank, identity.ranks);
-    let spread = identity.machines == Machines::Several
-        || matches!(identity.store, Some(StoreAddress::Tcp { .. } | StoreAddress::File(_)));
-    let own = config.job_secret()?;
-    let secret = Secret::new(own.as_deref(), &identity.job);
-    let terms = MeetingTerms::of(identity, config.deadline);
-    if let FabricChoice::Shm | FabricChoice::Auto = config.fabric
-        && !spread
-        && config.levels > 1
-    {
-        // Ranks on one machine meet at a name; another kind of store has no advantage.
-        let name = match &identity.store {
-            Some(StoreAddress::Unix(name)) => name,
-            _ => &identity.job,
-        };
-        let until = Deadline::from(config.deadline).instant();
-        return join_by_memory(name, (rank, ranks), &secret, (terms, until), &|| Ok(()));
-    }
-    let place = identity.store_address()?;
-    let gather = |mine: &[u8], until| store::gather(&place, (rank, ranks), mine, &secret, until, terms);
-    let until = Deadline::from(config.deadline).instant();
-    let meet =
-        |mine: &[u8]| gather(mine, until).map_err(|error| network::explain(error, (rank, ranks), config, measured));
-    let Hosts { lowest, place: of_host } = hosts::prove(rank, (config.levels > 1).then(host_identity), meet)?;
-    let hosts = Topology::by_lowest(&lowest);
-    let is_told_a_network = matches!(config.fabric, FabricChoice::Ofi | FabricChoice::Verbs);
-    if hosts.is_one_host() && (config.levels > 1 || !is_told_a_network) {
-        return join_by_memory(&format!("{of_host}-memory"), (rank, ranks), &secret, (terms, until), &|| Ok(()));
-    }
-    if config.fabric == FabricChoice::Shm {
-        let (here, there) = (Ranks(hosts.ranks_of(0).to_vec()), Ranks(hosts.ranks_of(1).to_vec()));
-        return Err(Error::join(
-            rank,
-            format!(
-                "EARLYBIRD_FABRIC=shm is for ranks that share memory, and {here} and {there} do not; use ofi, verbs or auto"
-            ),
-        ));
-    }
-    let joined =
-        network::join((rank, ranks), config, measured, Meeting { secret: &secret, gather, has_another: true })?;
-    let is_spread = joined.neighbours().len() < ranks as usize;
-    // Other users of the machine can reach a port, too.
-    let is_open = is_spread || matches!(place, StoreAddress::Tcp { .. } | StoreAddress::Among { .. });
-    if own.is_none() && rank == 0 && is_open && !matches!(place, StoreAddress::Unix(_)) {
-        warn_without_secret();
-    }
-    Ok(Members::over_network(joined, hosts))
-}
-
-/// Warns once that other users may join the worlds of this process.
-fn warn_without_secret() {
-    static SAID: Once = Once::new();
-    SAID.call_once(|| {
-        tracing::warn!(
-            "this job has no secret, so other users who know its number or its store can join; put this before the line that \
-             starts the ranks, on several hosts the same value on each: export EARLYBIRD_SECRET=$(openssl rand -hex 16)"
-        );
-    });
-}
-
-/// Meets ranks of this machine at a name, and shares memory with them. While it waits, it calls `goes_on`, whose error
-/// ends the wait.
-fn join_by_memory(
-    name: &str,
-    (rank, ranks): (u32, u32),
-    secret: &Secret,
-    (terms, until): (MeetingTerms, Instant),
-    goes_on: &dyn Fn() -> Result<()>,
-) -> Result<Members> {
-    let make = || ShmFabric::create(ranks);
-    let Joined { memory, processes } = meet(name, (rank, ranks), secret, (terms, until), goes_on, make)?;
-    Ok(Members::in_memory(ShmFabric::join(memory, rank, ranks, &processes)?))
 }
 
 /// Returns the cores that each rank of this machine says it may use.

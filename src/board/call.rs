@@ -26,7 +26,12 @@ pub(crate) struct What {
     pub(crate) block: usize,
     /// Where the data of an all-reduce lies in symmetric memory, as [`place`] says it; 0 for other data.
     pub(crate) place: u32,
+    /// The caller's kind, root and block, where this call is a part of the caller's: ranks compare these.
+    pub(crate) made: Made,
 }
+
+/// What a caller asked for: the kind, the root and the bytes of a block.
+type Made = (Kind, u32, usize);
 
 /// A place in symmetric memory, which all ranks must say alike: in few bytes, so two of 2³¹ are said as one.
 pub(crate) fn place(memory: u64, first: usize) -> u32 {
@@ -81,9 +86,10 @@ impl<'a> Call<'a> {
     pub(crate) fn new(board: &mut Board, what: What, data: Data<'a>) -> Self {
         let plan = CallPlan::new(board.sizes, what.kind, what.root, board.me, what.block);
         let (dtype, reduce) = what.reduction;
-        let whose = if what.kind == Kind::AllReduce { what.place } else { plan.root() };
-        let kinds = what.kind as u64 | (dtype as u64) << 8 | (reduce as u64) << 16 | u64::from(whose) << u32::BITS;
-        let header = [board.history, kinds, what.block as u64, 0];
+        let (made, root, block) = what.made;
+        let whose = if made == Kind::AllReduce { what.place } else { made.of_root(root) };
+        let kinds = made as u64 | (dtype as u64) << 8 | (reduce as u64) << 16 | (what.kind as u64) << 24;
+        let header = [board.history, kinds | u64::from(whose) << u32::BITS, block as u64, 0];
         for word in &header[1..] {
             board.history = mixed(board.history, *word);
         }
@@ -103,9 +109,10 @@ impl<'a> Call<'a> {
             Kind::AllToAll => (self.plan.whole(*from, me), self.plan.whole(*to, me)),
             _ => return,
         };
+        let (from, to) = (within(from, input), within(to, output));
         // Only the root of a scatter has an input, and only that of a gather an output.
-        if let (Some(output), Some(input)) = (output.get_mut(to), input.get(from)) {
-            output.copy_from_slice(input);
+        if from.len() == to.len() {
+            output[to].copy_from_slice(&input[from]);
         }
     }
 
@@ -181,7 +188,8 @@ impl<'a> Call<'a> {
         let mut last = None;
         for piece in self.plan.published(self.step).rev() {
             let range = self.plan.input(self.data.from, piece, self.step);
-            write(piece, self.data.input().get(range).unwrap_or_default());
+            let input = self.data.input();
+            write(piece, &input[within(range, input)]);
             last = Some(piece);
         }
         let readers = self.plan.readers(board.me, self.step);
@@ -292,7 +300,7 @@ impl<'a> Call<'a> {
         match purpose {
             Purpose::Copied => {
                 let (piece, chunk) = self.plan.copied(rank, self.step)?;
-                Some((piece, self.plan.output(self.data.to, rank, chunk)))
+                Some((piece, within(self.plan.output(self.data.to, rank, chunk), self.data.output)))
             }
             _ => self.plan.reduces(self.step).then(|| (self.plan.own_piece(), self.reduced())),
         }
@@ -300,7 +308,9 @@ impl<'a> Call<'a> {
 
     /// Where the result of this rank's reduction belongs in the output.
     fn reduced(&self) -> Range<usize> {
-        self.plan.output(self.data.to, self.plan.me(), self.step)
+        let range = self.plan.output(self.data.to, self.plan.me(), self.step);
+        // Blocks of a reduction that is scattered may have several lengths, and this one is the caller's.
+        if self.what.kind == Kind::ReduceScatter { within(range, self.data.output) } else { range }
     }
 
     /// Where a piece from another host is read to.
@@ -359,7 +369,7 @@ impl<'a> Call<'a> {
         };
         let (what, text): (_, &dyn Fn(Header) -> String) = match () {
             () if mine[1] as u32 != theirs[1] as u32 => ("the call", &kinds),
-            () if mine[1] != theirs[1] && self.what.kind == Kind::AllReduce => {
+            () if mine[1] != theirs[1] && self.what.made.0 == Kind::AllReduce => {
                 ("the place in symmetric memory", &place)
             }
             () if mine[1] != theirs[1] => ("the root", &root),
@@ -408,6 +418,11 @@ impl<'a> Call<'a> {
         };
         sources.combine(self.what.reduction, (0..peers.ranks()).map(source), target);
     }
+}
+
+/// The part of a range that memory has: of blocks of several lengths, the largest one makes the steps.
+fn within(range: Range<usize>, memory: &[u8]) -> Range<usize> {
+    range.start.min(memory.len())..range.end.min(memory.len())
 }
 
 /// What a header says of a call.

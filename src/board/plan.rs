@@ -64,6 +64,11 @@ impl Kind {
         matches!(self, Kind::Reduce | Kind::ReduceScatter | Kind::AllReduce | Kind::Symmetric)
     }
 
+    /// The root, if one rank differs from the others; otherwise 0.
+    pub(super) fn of_root(self, root: u32) -> u32 {
+        if self.has_root() { root } else { 0 }
+    }
+
     /// Whether one rank differs from the others.
     fn has_root(self) -> bool {
         matches!(self, Kind::Broadcast | Kind::Gather | Kind::Scatter | Kind::Reduce)
@@ -118,7 +123,7 @@ impl CallPlan {
         };
         let layout = sizes.layout(is_split, block);
         let chunks = if block <= layout.chunk() { 1 } else { block.div_ceil(layout.chunk()) };
-        let root = if kind.has_root() { root } else { 0 };
+        let root = kind.of_root(root);
         CallPlan { kind, root, me, ranks: sizes.ranks, is_split, block, total, chunks, layout }
     }
 

@@ -43,6 +43,7 @@ pub(crate) mod failure;
 #[cfg(all(test, not(loom)))]
 mod footprint_tests;
 mod host_memory;
+pub(crate) mod levels;
 mod locked_memory;
 pub(crate) mod memory;
 #[cfg(all(test, loom))]
@@ -301,7 +302,7 @@ impl Debug for Waker {
 pub const MOST_EXCHANGED: usize = 1000;
 
 /// The maximum number of bytes that a rank gives to a long exchange, which takes several exchanges.
-const MOST_EXCHANGED_LONG: usize = 1 << 20;
+const MOST_EXCHANGED_LONG: usize = 1 << 24;
 
 pub(crate) mod sealed {
     pub trait Sealed {}
@@ -370,15 +371,21 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
     /// # Errors
     /// As [`Fabric::exchange`].
     fn exchange_long(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
-        let lengths = self.exchange(operation, &(mine.len() as u64).to_le_bytes(), deadline)?;
-        let length = |bytes: &Vec<u8>| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes) as usize;
-        let longest = lengths.iter().map(length).max().unwrap_or(0);
-        if let Some(rank) = lengths.iter().position(|bytes| length(bytes) > MOST_EXCHANGED_LONG) {
-            let cause = format!("rank {rank} wants to tell more than {MOST_EXCHANGED_LONG} bytes");
-            return Err(crate::Error::transport(self.rank(), rank as u32, operation, cause));
+        const FIRST: usize = MOST_EXCHANGED - size_of::<u32>();
+        // The first part follows the length, so short data takes one exchange.
+        let length = u32::try_from(mine.len()).unwrap_or(u32::MAX).to_le_bytes();
+        let told = self.exchange(operation, &[&length[..], &mine[..mine.len().min(FIRST)]].concat(), deadline)?;
+        let (mut longest, mut all) = (0, Vec::with_capacity(told.len()));
+        for (rank, told) in (0..).zip(told) {
+            let length = told.first_chunk().map_or(u32::MAX, |length| u32::from_le_bytes(*length)) as usize;
+            if length > MOST_EXCHANGED_LONG {
+                let cause = format!("it wants to tell more than {MOST_EXCHANGED_LONG} bytes");
+                return Err(crate::Error::transport(self.rank(), rank, operation, cause));
+            }
+            longest = longest.max(length);
+            all.push(told[size_of::<u32>()..].to_vec());
         }
-        let mut all = vec![Vec::new(); lengths.len()];
-        for from in (0..longest).step_by(MOST_EXCHANGED) {
+        for from in (FIRST..longest).step_by(MOST_EXCHANGED) {
             let part = mine.get(from..mine.len().min(from + MOST_EXCHANGED)).unwrap_or_default();
             let parts = self.exchange(operation, part, deadline)?;
             all.iter_mut().zip(parts).for_each(|(whole, part)| whole.extend(part));
@@ -433,6 +440,23 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
     fn leave(&self);
 }
 
+/// Called at intervals and after a failure, on a thread of the network, with why the network has failed. Returns why it
+/// must fail.
+pub(crate) type Attendant = Box<dyn Fn(Option<failure::Failure>) -> Option<failure::Failure> + Send + Sync>;
+
+/// A fabric between hosts.
+pub(crate) trait NetworkFabric: Fabric {
+    /// Calls `attendant` from now on; there is one.
+    fn attend(&self, attendant: Attendant);
+
+    /// Returns why the network has failed, if it has.
+    fn failure(&self) -> Option<failure::Failure>;
+
+    /// Fails the network, and tells the other ranks. A rank in the failure that is none of this network has a number
+    /// beyond those that are.
+    fn fail(&self, failure: failure::Failure);
+}
+
 /// A network by which a rank could join a world. A drop leaves nothing behind.
 pub(crate) trait Candidate: Debug {
     /// Returns what ranks must have in common to understand each other: the provider of libfabric, or the network of a
@@ -451,11 +475,18 @@ pub(crate) trait Candidate: Debug {
     /// Returns what this rank would have preferred, and why it cannot use that.
     fn passed_over(&self) -> Option<&str>;
 
-    /// Joins the world of the ranks with these introductions, in rank order, from a meeting with this secret.
+    /// Joins the world of the ranks with these introductions, in rank order, from a meeting with this secret. `named` are
+    /// the ranks for texts, where others than 0, 1, …
     ///
     /// # Errors
     /// Ranks use different providers, or a rank cannot be reached by the deadline.
-    fn join(self: Box<Self>, introductions: &[Vec<u8>], secret: &Secret, deadline: Instant) -> Result<Arc<dyn Fabric>>;
+    fn join(
+        self: Box<Self>,
+        introductions: &[Vec<u8>],
+        named: Option<&[u32]>,
+        secret: &Secret,
+        deadline: Instant,
+    ) -> Result<Arc<dyn NetworkFabric>>;
 }
 
 /// One rank's access to the operations of one collective. See the [module](self) for their

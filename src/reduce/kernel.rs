@@ -150,6 +150,57 @@ pub(crate) fn scaled_sum<'a, T: Element>(sources: impl Iterator<Item = (&'a [T],
     }
 }
 
+/// Returns the element type and the reduction of partial results, which are combined again before the result is narrowed.
+/// Both are the caller's where no partial result needs more.
+pub(crate) fn partial((dtype, reduce): (Dtype, Reduce)) -> (Dtype, Reduce) {
+    let wide = match (dtype, reduce) {
+        (_, Reduce::Min | Reduce::Max) => dtype,
+        (Dtype::F16 | Dtype::Bf16, _) => Dtype::F32,
+        (Dtype::I8 | Dtype::I16, Reduce::Mean) => Dtype::I32,
+        (Dtype::U8, Reduce::Mean) => Dtype::U32,
+        _ => dtype,
+    };
+    (wide, if reduce == Reduce::Mean { Reduce::Sum } else { reduce })
+}
+
+/// Turns elements into [`partial`] results.
+///
+/// # Panics
+/// If the lengths do not fit together, or an address is not aligned.
+pub(crate) fn widen((dtype, reduce): (Dtype, Reduce), source: &[u8], target: &mut [u8]) {
+    let (wide, _) = partial((dtype, reduce));
+    if wide == dtype {
+        return target.copy_from_slice(source);
+    }
+    convert(dtype, (source, false), (target, true), Ending::Plain);
+}
+
+/// Turns [`partial`] results of `ranks` ranks together into the result.
+///
+/// # Panics
+/// As [`widen`].
+pub(crate) fn narrow((dtype, reduce): (Dtype, Reduce), ranks: u32, source: &[u8], target: &mut [u8]) {
+    match (partial((dtype, reduce)).0 != dtype, reduce) {
+        (is_wide, Reduce::Mean) => convert(dtype, (source, is_wide), (target, false), Ending::Over(f64::from(ranks))),
+        (true, _) => convert(dtype, (source, true), (target, false), Ending::Plain),
+        (false, _) => target.copy_from_slice(source),
+    }
+}
+
+/// Converts elements between their width and that of partial results.
+fn convert(dtype: Dtype, (source, from_wide): (&[u8], bool), (target, to_wide): (&mut [u8], bool), ending: Ending<'_>) {
+    let width = |wide: bool| if wide { dtype.wide_size() } else { dtype.size() };
+    let len = target.len() / width(to_wide);
+    assert_eq!((source.len(), target.len()), (len * width(from_wide), len * width(to_wide)));
+    let is_aligned = |address: *const u8, wide| (address as usize).is_multiple_of(width(wide));
+    assert!(is_aligned(source.as_ptr(), from_wide) && is_aligned(target.as_ptr(), to_wide));
+    let operands = [Operand { data: source.as_ptr(), wide: from_wide, factor: 1.0 }];
+    let target = Target { data: target.as_mut_ptr(), wide: to_wide };
+    // SAFETY: both have `len` elements of their widths and are aligned to them; the exclusive borrow of the target rules out
+    // that it overlaps the source or that another thread accesses it.
+    unsafe { combine((dtype, Reduce::Sum), target, &operands, len, ending, &DefaultFloats::enter()) };
+}
+
 /// A set of vector instructions that has a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Vectors {

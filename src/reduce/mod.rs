@@ -7,7 +7,9 @@
 mod kernel;
 mod number;
 
-pub(crate) use kernel::{Arena, BoardSource, DefaultFloats, Gathered, Goal, Place, Source, scaled_sum, sum};
+pub(crate) use kernel::{
+    Arena, BoardSource, DefaultFloats, Gathered, Goal, Place, Source, narrow, partial, scaled_sum, sum, widen,
+};
 
 use std::fmt;
 

@@ -1,22 +1,34 @@
 //! Synchronous collectives: every rank makes the call and has its result when the call returns.
 #![forbid(unsafe_code)]
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use parking_lot::{MappedMutexGuard, MutexGuard};
 
-use super::World;
+use super::{World, two_levels};
 use crate::board::{Blocks, Board, Call, CallWork, Copies, Data, Kind, Sizes, What};
 use crate::error::{Error, Misuse, Result};
 use crate::executor::caller::Waiter;
-use crate::fabric::{Endpoint, RawAccess};
+use crate::fabric::Fabric;
 use crate::reduce::{Dtype, Element, Item, Reduce};
 use crate::time::Deadline;
 
-/// This rank's board, and the waiter that blocks its caller.
+/// The boards of this rank.
 #[derive(Debug)]
 pub(super) struct Boards {
+    /// That among all ranks, or among those of a host in a world of two levels.
+    pub(super) main: OpenBoard,
+    /// That among agents, on an agent.
+    pub(super) between: Option<OpenBoard>,
+    /// What calls in two levels work with.
+    pub(super) scratch: Vec<u64>,
+}
+
+/// A board, and the waiter that blocks its caller.
+#[derive(Debug)]
+pub(super) struct OpenBoard {
     board: Board,
     waiter: Waiter,
 }
@@ -296,7 +308,8 @@ impl World {
         data: Data<'_>,
         deadline: impl Into<Deadline>,
     ) -> Result<()> {
-        self.collective_of(What { operation, kind, root, reduction, block, place: 0 }, data, deadline)
+        let made = (kind, root, block);
+        self.collective_of(What { operation, kind, root, reduction, block, place: 0, made }, data, deadline)
     }
 
     pub(super) fn collective_of(&self, what: What, data: Data<'_>, deadline: impl Into<Deadline>) -> Result<()> {
@@ -327,10 +340,13 @@ impl World {
         let another = Misuse::Order("another thread is in a collective of this world");
         let mut boards = self.inner.boards.try_lock().ok_or_else(|| self.misuse(operation, another))?;
         match &*boards {
-            Some(boards) => boards.board.check(operation)?,
+            Some(Boards { main, between, .. }) => {
+                main.board.check(operation)?;
+                between.iter().try_for_each(|between| between.board.check(operation))?;
+            }
             None => {
                 *deadline = deadline.instant().into();
-                *boards = Some(self.open_board(operation, *deadline)?);
+                *boards = Some(self.open_boards(operation, *deadline)?);
             }
         }
         Ok(MutexGuard::map(boards, |boards| boards.as_mut().unwrap_or_else(|| unreachable!("they were opened"))))
@@ -339,21 +355,38 @@ impl World {
     /// Makes a call with locked boards.
     pub(super) fn collective_on(
         &self,
-        Boards { board, waiter }: &mut Boards,
+        boards: &mut Boards,
         what: What,
         data: Data<'_>,
         deadline: Deadline,
+    ) -> Result<()> {
+        let called = match &self.inner.levels {
+            None => self.call_on(&mut boards.main, what, data, deadline, &|error| error),
+            Some(levels) => two_levels::Call::new(self, levels, boards, what, deadline.instant().into()).make(data),
+        };
+        let Boards { main, between, .. } = boards;
+        let copies = || std::iter::once(&*main).chain(&*between).map(|open| open.board.copies());
+        let [into_boards, out_of_boards] = &self.inner.copies;
+        into_boards.store(copies().map(|copies| copies.into_boards).sum(), Ordering::Relaxed);
+        out_of_boards.store(copies().map(|copies| copies.out_of_boards).sum(), Ordering::Relaxed);
+        called
+    }
+
+    /// Makes a call on one board. `named` gives the ranks of an error their numbers in this world.
+    pub(super) fn call_on(
+        &self,
+        OpenBoard { board, waiter }: &mut OpenBoard,
+        what: What,
+        data: Data<'_>,
+        deadline: Deadline,
+        named: &dyn Fn(Error) -> Error,
     ) -> Result<()> {
         let operation = what.operation;
         let mut call = Call::new(board, what, data);
         // The board stays broken also if this thread panics.
         board.break_off();
         let blocked = waiter.block(&mut CallWork::new(&mut call, board), operation, deadline);
-        let Copies { into_boards, out_of_boards } = board.copies();
-        for (counter, bytes) in self.inner.copies.iter().zip([into_boards, out_of_boards]) {
-            counter.store(bytes, Ordering::Relaxed);
-        }
-        blocked.map(|()| board.resume()).map_err(|error| match error {
+        blocked.map(|()| board.resume()).map_err(|error| match named(error) {
             Error::Timeout { rank, operation, waited, missing, .. } => {
                 self.with_hosts(Error::timeout(rank, operation, waited, missing, true))
             }
@@ -361,50 +394,31 @@ impl World {
         })
     }
 
-    fn open_board(&self, operation: &'static str, deadline: Deadline) -> Result<Boards> {
-        let (mut board, told) = self.meet(operation, deadline.instant(), b'c', |endpoint, rank, ranks, shared| {
-            Board::new(endpoint, rank, Sizes::new(ranks, shared))
-        })?;
-        board.meet(&told)?;
-        Ok(Boards { board, waiter: Waiter::new(self.fabric().clone(), self.spin()) })
-    }
-
-    /// Opens an endpoint, lets `make` make memory with it, and tells all ranks what `make` returned. Returns what all
-    /// ranks told. All ranks must have the same `purpose`. `make` also gets the rank, the number of ranks, and whether
-    /// all ranks share memory.
-    pub(super) fn meet<M>(
-        &self,
-        operation: &'static str,
-        until: Instant,
-        purpose: u8,
-        make: impl FnOnce(Box<dyn Endpoint>, u32, u32, bool) -> Result<(M, Vec<u8>)>,
-    ) -> Result<(M, Vec<Vec<u8>>)> {
-        let (rank, ranks, fabric) = (self.rank(), self.size(), self.fabric());
-        let shared = self.topology().is_one_host();
-        let made = fabric.open(RawAccess::CRATE).and_then(|endpoint| make(endpoint, rank, ranks, shared));
-        let mut mine = vec![purpose];
-        mine.extend(made.as_ref().map_or(&[][..], |(_, told)| told));
-        let told = fabric.exchange(operation, &mine, until)?;
-        let (made, _) = made.map_err(|error| error.in_call(operation))?;
-        let mut all = Vec::with_capacity(told.len());
-        for (peer, told) in (0..).zip(told) {
-            let what = |purpose: Option<&u8>| match purpose {
-                Some(b'c') => "a collective",
-                Some(b'm') => "a message",
-                Some(b's') => "symmetric memory",
-                _ => "another call",
-            };
-            if told.first() != Some(&purpose) {
-                let (mine, theirs) = (what(Some(&purpose)), what(told.first()));
-                return Err(self.out_of_step(Error::mismatch(rank, operation, "the call", mine, (peer, theirs))));
-            }
-            if told.len() == 1 {
-                let reason = "it had no memory for this".to_owned();
-                return Err(Error::Aborted { rank, operation, by: peer, reason, hosts: fabric.host_names() });
-            }
-            all.push(told[1..].to_vec());
-        }
-        Ok((made, all))
+    fn open_boards(&self, operation: &'static str, deadline: Deadline) -> Result<Boards> {
+        let open = |fabric: &Arc<dyn Fabric>, shares_memory: bool| -> Result<OpenBoard> {
+            let (mut board, told) = self.meet_over(
+                &**fabric,
+                shares_memory,
+                operation,
+                deadline.instant(),
+                b'c',
+                |endpoint, rank, ranks, shared| Board::new(endpoint, rank, Sizes::new(ranks, shared)),
+            )?;
+            board.meet(&told)?;
+            Ok(OpenBoard { board, waiter: Waiter::new(fabric.clone(), self.spin()) })
+        };
+        let scratch = Vec::new();
+        let Some(levels) = &self.inner.levels else {
+            let main = open(self.fabric(), self.topology().is_one_host())?;
+            return Ok(Boards { main, between: None, scratch });
+        };
+        let here: Arc<dyn Fabric> = levels.here().clone();
+        let main = open(&here, true).map_err(|error| levels.of_here(error))?;
+        let between = levels.network().map(|network| {
+            let network: Arc<dyn Fabric> = network.clone();
+            open(&network, false).map_err(|error| levels.of_network(error))
+        });
+        Ok(Boards { main, between: between.transpose()?, scratch })
     }
 
     /// Returns the error for a rank that met a peer in a call of another kind. The ranks are out of step.

@@ -4,6 +4,7 @@
 //! A host that has just started may only have its loopback interface, whose address leads to no other host. If ranks on
 //! other hosts need an address of it, the rank waits for another interface, and all ranks meet again.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Result};
 use crate::fabric::ofi::{self, OfiFabric};
 use crate::fabric::verbs::{self, ENOUGH_LOCKED_MEMORY, VerbsFabric};
-use crate::fabric::{Candidate, Fabric, Scope};
+use crate::fabric::{Candidate, NetworkFabric, Scope};
 use crate::interrupt;
 use crate::machine::{host_name, network_stack};
 use crate::model::HwConfig;
@@ -111,6 +112,8 @@ pub(super) struct Meeting<'s, F> {
     pub(super) gather: F,
     /// Whether ranks may meet a second time, when a host has an interface that it did not have before.
     pub(super) has_another: bool,
+    /// The ranks for texts, where those that join are some of a world and count as 0, 1, …
+    pub(super) named: Option<&'s [u32]>,
 }
 
 /// Joins a world by the network that all its ranks agree on.
@@ -122,9 +125,10 @@ pub(super) fn join<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
     ranks: (u32, u32),
     config: &Config,
     measured: &HwConfig,
-    Meeting { secret, gather, has_another }: Meeting<'_, F>,
-) -> Result<Arc<dyn Fabric>> {
+    Meeting { secret, gather, has_another, named }: Meeting<'_, F>,
+) -> Result<Arc<dyn NetworkFabric>> {
     let rank = ranks.0;
+    let name = |rank: u32| named.map_or(rank, |named| named[rank as usize]);
     let failed = |cause: String| Error::join(rank, cause);
     let mut opened = NETWORKS.map(|network| network.open(ranks, config, measured));
     if let Some(Opened::Refused(error)) = opened.iter().find(|it| matches!(it, Opened::Refused(Error::Config(_)))) {
@@ -141,7 +145,7 @@ pub(super) fn join<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
                 true => "has failed already; its own error says why",
                 false => "introduced itself in a way that this version does not understand",
             };
-            decode(bytes).ok_or_else(|| failed(format!("rank {peer} {how}")))
+            decode(bytes).ok_or_else(|| failed(format!("rank {} {how}", name(peer))))
         });
         offers.collect()
     };
@@ -153,7 +157,7 @@ pub(super) fn join<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
         }
         offers = meet(&opened)?;
     }
-    let chosen = choose(&offers).map_err(|problem| match &opened {
+    let chosen = choose(&offers, named).map_err(|problem| match &opened {
         // The typed error of the only network that this rank may use.
         [Opened::Excluded, Opened::Refused(own) | Opened::Absent(own)]
         | [Opened::Refused(own) | Opened::Absent(own), Opened::Excluded] => match own.clone() {
@@ -165,8 +169,8 @@ pub(super) fn join<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
     let network = NETWORKS[chosen].name();
     tracing::debug!(rank, network, own = ?offers[rank as usize], "joins");
     if rank == 0 {
-        warn_of_worse(&offers, chosen);
-        warn_of_passed_over(&offers, chosen);
+        warn_of_worse(&offers, chosen, name);
+        warn_of_passed_over(&offers, chosen, name);
     }
     let introductions: Vec<Vec<u8>> = offers.iter().map(|offers| offers[chosen].introduction().to_vec()).collect();
     let Opened::Ready(candidate) = std::mem::replace(&mut opened[chosen], Opened::Excluded) else {
@@ -174,12 +178,38 @@ pub(super) fn join<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
     };
     // The other networks close before the world begins.
     drop(opened);
-    candidate.join(&introductions, secret, until).map_err(|error| match (error, config.fabric, NETWORKS[chosen]) {
-        (Error::Join { rank, cause }, FabricChoice::Auto, Network::Verbs) => {
-            Error::join(rank, format!("{cause}; EARLYBIRD_PROVIDER='tcp;ofi_rxm' does without RDMA"))
+    candidate.join(&introductions, named, secret, until).map_err(|error| {
+        match (error, config.fabric, NETWORKS[chosen]) {
+            (Error::Join { rank, cause }, FabricChoice::Auto, Network::Verbs) => {
+                Error::join(rank, format!("{cause}; EARLYBIRD_PROVIDER='tcp;ofi_rxm' does without RDMA"))
+            }
+            (error, ..) => error,
         }
-        (error, ..) => error,
     })
+}
+
+/// As [`join`], for some of the ranks of a world, which are `members` there and `rank` among themselves. They meet by an
+/// exchange of all ranks of that world, in which a rank takes part whatever happens to it.
+pub(super) fn join_among(
+    (rank, members): (u32, &[u32]),
+    (config, measured): (&Config, &HwConfig),
+    secret: &Secret,
+    exchange: impl Fn(&[u8]) -> Result<Vec<Vec<u8>>>,
+) -> Result<Arc<dyn NetworkFabric>> {
+    let told = Cell::new(false);
+    let gather = |mine: &[u8], _: Instant| {
+        told.set(true);
+        let all = exchange(mine)?;
+        Ok(members.iter().map(|&member| all[member as usize].clone()).collect())
+    };
+    // All ranks meet equally often.
+    let meeting = Meeting { secret, gather, has_another: false, named: None };
+    let joined = join((rank, members.len() as u32), config, measured, meeting);
+    if !told.get() {
+        // The error of this rank says more than one of the exchange.
+        let _ = exchange(&[]);
+    }
+    joined
 }
 
 /// The time left for ranks to meet again and to connect, after one of them has waited for an interface in vain.
@@ -229,25 +259,26 @@ pub(super) fn explain(error: Error, ranks: (u32, u32), config: &Config, measured
 }
 
 /// Warns if a rank does not use what would be better on the chosen network.
-fn warn_of_passed_over(offers: &[Offers], chosen: usize) {
+fn warn_of_passed_over(offers: &[Offers], chosen: usize, name: impl Fn(u32) -> u32) {
     let passed_over = offers.iter().zip(0..).find_map(|(offers, rank): (_, u32)| {
         let Offer::Ready(ready) = &offers[chosen] else { return None };
         Some((rank, ready, ready.passed_over.as_ref()?))
     });
     if let Some((rank, ready, why)) = passed_over {
+        let rank = name(rank);
         tracing::warn!("{} on {} is used at rank {rank}, because {why}", ready.network, ready.device);
     }
 }
 
 /// Warns if a rank has devices of a better network than the chosen one and cannot use them.
-fn warn_of_worse(offers: &[Offers], chosen: usize) {
+fn warn_of_worse(offers: &[Offers], chosen: usize, name: impl Fn(u32) -> u32) {
     for (index, network) in NETWORKS.iter().enumerate().take(chosen) {
         let refused = offers.iter().zip(0..).find_map(|(offers, rank): (_, u32)| match &offers[index] {
             Offer::Refused(reason) => Some((rank, reason)),
             _ => None,
         });
         if let Some((rank, reason)) = refused {
-            let (better, used) = (network.name(), NETWORKS[chosen].name());
+            let (better, used, rank) = (network.name(), NETWORKS[chosen].name(), name(rank));
             tracing::warn!("{used} is used, and not {better}, because of rank {rank}: {reason}");
         }
     }

@@ -111,18 +111,20 @@ pub(super) fn is_worth_a_wait(offers: &[Offers]) -> bool {
         let Some(ready) = ready else { return false };
         let same = |one: &&Ready| one.stack == ready[0].stack && one.scope == ready[0].scope;
         let waits = offers.iter().any(|offers| offers[index].may_lead_further()) && !ready.iter().all(same);
-        waits && choose(offers).ok().is_none_or(|chosen| chosen == index)
+        waits && choose(offers, None).ok().is_none_or(|chosen| chosen == index)
     })
 }
 
-/// Returns the network that ranks with these offers use, the same on all ranks; or why there is none.
-pub(super) fn choose(offers: &[Offers]) -> std::result::Result<usize, String> {
+/// Returns the network that ranks with these offers use, the same on all ranks; or why there is none. `named` are the ranks
+/// for the text, where others than 0, 1, …
+pub(super) fn choose(offers: &[Offers], named: Option<&[u32]>) -> std::result::Result<usize, String> {
+    let name = |rank: usize| named.map_or(rank, |named| named[rank] as usize);
     // Returns why some rank cannot use a network.
     let lack = |index: usize| {
         let lacks = |(rank, one): (usize, &Offers)| {
             let alone = || is_alone(&one[index], offers.iter().map(|offers| &offers[index]));
             let lack = one[index].lack().map(str::to_owned).or_else(alone)?;
-            Some(format!("{} not by rank {rank} ({lack})", NETWORKS[index].name()))
+            Some(format!("{} not by rank {} ({lack})", NETWORKS[index].name(), name(rank)))
         };
         offers.iter().enumerate().find_map(lacks)
     };
@@ -134,7 +136,7 @@ pub(super) fn choose(offers: &[Offers]) -> std::result::Result<usize, String> {
             let why = offers[rank][index].ready().and_then(|ready| ready.passed_over.as_deref());
             let why = why.map_or_else(String::new, |why| format!(" ({why})"));
             let host = offers[rank][index].ready().map_or("", |ready| &ready.host);
-            format!("{} on rank {rank} on {host}{why}", of(rank))
+            format!("{} on rank {} on {host}{why}", of(rank), name(rank))
         };
         Some(format!("{} is {} and {}", NETWORKS[index].name(), told(0), told(other)))
     };
@@ -300,7 +302,7 @@ mod tests {
         let other_provider = [ready("InfiniBand"), ready("psm3")];
         let [only_verbs, only_libfabric] = [[ready("RoCE v2"), Offer::Excluded], [Offer::Excluded, ready("tcp")]];
         let chosen = |offers: &[&Offers]| {
-            choose(&offers.iter().copied().cloned().collect::<Vec<_>>()).map(|index| NETWORKS[index])
+            choose(&offers.iter().copied().cloned().collect::<Vec<_>>(), None).map(|index| NETWORKS[index])
         };
         assert_eq!(chosen(&[&all]), Ok(Network::Verbs));
         assert_eq!(chosen(&[&all, &no_library]), Ok(Network::Verbs));
@@ -327,9 +329,9 @@ mod tests {
         let why = "verbs;ofi_rxm on mlx5_0 needs locked memory, and ulimit -l is 8 MiB";
         let offers = [[Offer::Excluded, ready("verbs;ofi_rxm")], [Offer::Excluded, instead("tcp;ofi_rxm", why)]];
         // The error that follows says how they differ.
-        assert_eq!(choose(&offers), Ok(1));
+        assert_eq!(choose(&offers, None), Ok(1));
         let offers = offers.map(|[_, libfabric]| [absent("no RDMA device"), libfabric]);
-        let told = choose(&offers).unwrap_err();
+        let told = choose(&offers, None).unwrap_err();
         let expected =
             format!("libfabric is verbs;ofi_rxm on rank 0 on node07 and tcp;ofi_rxm on rank 1 on node07 ({why}); ");
         assert!(told.contains(&expected), "{told}");
@@ -341,7 +343,7 @@ mod tests {
         let [far, link, near] = [Scope::Anywhere, Scope::Link, Scope::Machine];
         let meet = |hosts: &[(&str, Scope)]| {
             let offers: Vec<Offers> = hosts.iter().map(|&(stack, scope)| [none(), at("tcp", stack, scope)]).collect();
-            (is_worth_a_wait(&offers), choose(&offers))
+            (is_worth_a_wait(&offers), choose(&offers, None))
         };
         assert_eq!(meet(&[("a", far), ("b", far)]), (false, Ok(1)));
         // One host without a network.
@@ -363,9 +365,9 @@ mod tests {
         // They have a better network.
         let rdma = |stack| [at("RoCE v2", stack, far), at("tcp", stack, near)];
         let offers = [rdma("a"), rdma("b")];
-        assert_eq!((is_worth_a_wait(&offers), choose(&offers)), (false, Ok(0)));
+        assert_eq!((is_worth_a_wait(&offers), choose(&offers, None)), (false, Ok(0)));
         // A wait would not help.
         let offers = [[none(), at("tcp", "a", near)], [none(), absent("libfabric is missing")]];
-        assert!(!is_worth_a_wait(&offers) && choose(&offers).is_err());
+        assert!(!is_worth_a_wait(&offers) && choose(&offers, None).is_err());
     }
 }

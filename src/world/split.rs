@@ -1,14 +1,13 @@
 //! Worlds that consist of some of a world's ranks.
 #![forbid(unsafe_code)]
 
-use std::cell::Cell;
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use super::network::{self, Meeting};
-use super::{Members, World, join_by_memory};
+use super::joining::{Members, join_by_memory};
+use super::{World, network};
 use crate::bootstrap::MeetingTerms;
 use crate::bootstrap::store::frame::{decode_world, encode_world};
 use crate::config::Config;
@@ -88,19 +87,7 @@ impl World {
             let goes_on = || self.fabric().check_peers(OPERATION);
             return join_by_memory(&group.place, ranks, &secret, (terms, until), &goes_on);
         }
-        let told = Cell::new(false);
-        let of_group = |mine: &[u8], _: Instant| {
-            told.set(true);
-            let all = gather(mine)?;
-            Ok(group.members.iter().map(|&rank| all[rank as usize].clone()).collect())
-        };
-        // All groups meet equally often.
-        let meeting = Meeting { secret: &secret, gather: of_group, has_another: false };
-        let joined = network::join(ranks, config, measured, meeting);
-        if !told.get() {
-            // The error of this rank says more than one of the exchange.
-            let _ = gather(&[]);
-        }
+        let joined = network::join_among((group.rank, &group.members), (config, measured), &secret, gather);
         joined.map(|fabric| Members::over_network(fabric, group.hosts.clone()))
     }
 }

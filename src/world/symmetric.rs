@@ -227,7 +227,7 @@ impl SymmetricMemory {
         }
         let what = |kind, block, place| {
             let reduction = (dtype, reduce);
-            What { operation: OPERATION, kind, root: 0, reduction, block, place }
+            What { operation: OPERATION, kind, root: 0, reduction, block, place, made: (kind, 0, block) }
         };
         if self.windows.is_empty() || is_small(range.len(), world.size()) {
             let what = what(Kind::AllReduce, range.len(), place(self.number, range.start));

@@ -6,6 +6,8 @@ mod skipped;
 
 pub mod absence;
 pub mod barrier;
+#[cfg(earlybird_internals)]
+pub mod collectives;
 #[cfg(feature = "cli")]
 pub mod command;
 pub mod faults;

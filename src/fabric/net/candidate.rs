@@ -17,7 +17,7 @@ use crate::config::Patience;
 use crate::error::{Error, HostNames, Result};
 use crate::fabric::alarm::Alarm;
 use crate::fabric::watch::{ENDED, Watch};
-use crate::fabric::{Candidate, Fabric, Scope};
+use crate::fabric::{Candidate, Fabric, NetworkFabric, Scope};
 use crate::machine::{host_identity, host_name};
 use crate::random::draw;
 use crate::seal::Secret;
@@ -96,10 +96,16 @@ impl<F: OverWire> NetCandidate<F> {
     ) -> Result<F> {
         let introductions = gather(&self.own_info.encode())?;
         // No other process hears what these ranks tell.
-        self.connect(&introductions, &Secret::of(b"earlybird"), deadline)
+        self.connect(&introductions, None, &Secret::of(b"earlybird"), deadline)
     }
 
-    fn connect(self, introductions: &[Vec<u8>], secret: &Secret, deadline: Instant) -> Result<F> {
+    fn connect(
+        self,
+        introductions: &[Vec<u8>],
+        named: Option<&[u32]>,
+        secret: &Secret,
+        deadline: Instant,
+    ) -> Result<F> {
         let NetCandidate { rank, ranks, patience, mut link, own_info, .. } = self;
         let infos = introductions.iter().enumerate().map(|(peer, bytes)| {
             let strange = || {
@@ -132,7 +138,8 @@ impl<F: OverWire> NetCandidate<F> {
         link.agree(cq_data as usize, all(|theirs| theirs.by_device), all(|theirs| theirs.in_order));
         let near =
             |theirs: &PeerInfo| (theirs.host == own_info.host && theirs.pid != own_info.pid).then_some(theirs.pid);
-        let host_names = HostNames::new(infos.iter().map(|theirs| theirs.host_name.clone()).collect());
+        let host_names = infos.iter().map(|theirs| theirs.host_name.clone()).collect();
+        let host_names = HostNames::of_members(host_names, named.unwrap_or_default());
         let watch = Watch::new(rank, &infos.iter().map(near).collect::<Vec<_>>());
         let watch = watch.map_err(|error| error.on(&host_names))?;
         let here = (0..).zip(&infos).filter(|(_, theirs)| theirs.host == own_info.host);
@@ -214,7 +221,13 @@ impl<F: OverWire> Candidate for NetCandidate<F> {
         self.taken.passed_over.as_deref()
     }
 
-    fn join(self: Box<Self>, introductions: &[Vec<u8>], secret: &Secret, deadline: Instant) -> Result<Arc<dyn Fabric>> {
-        Ok(Arc::new(self.connect(introductions, secret, deadline)?))
+    fn join(
+        self: Box<Self>,
+        introductions: &[Vec<u8>],
+        named: Option<&[u32]>,
+        secret: &Secret,
+        deadline: Instant,
+    ) -> Result<Arc<dyn NetworkFabric>> {
+        Ok(Arc::new(self.connect(introductions, named, secret, deadline)?))
     }
 }

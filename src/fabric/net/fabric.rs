@@ -19,7 +19,9 @@ use crate::error::{Error, HostNames, Misuse, Ranks, Result};
 use crate::fabric::failure::Failure;
 use crate::fabric::turns::Turns;
 use crate::fabric::watch::{HEARTBEAT, Watch};
-use crate::fabric::{Endpoint, Fabric, MOST_EXCHANGED, RawAccess, Reached, Sleeper, Traffic, sealed};
+use crate::fabric::{
+    Attendant, Endpoint, Fabric, MOST_EXCHANGED, NetworkFabric, RawAccess, Reached, Sleeper, Traffic, sealed,
+};
 use crate::fault::Fault;
 use crate::interrupt;
 use crate::time::Deadline;
@@ -378,6 +380,20 @@ impl<T: OverWire> Fabric for T {
             shared.wait_until(0, bell, Instant::now() + LEAVE_TIME, |engine| engine.life.have_all_ended());
         }
         world.stop();
+    }
+}
+
+impl<T: OverWire> NetworkFabric for T {
+    fn attend(&self, attendant: Attendant) {
+        self.world().shared.attend(attendant);
+    }
+
+    fn failure(&self) -> Option<Failure> {
+        self.world().shared.lock().life.failure().cloned()
+    }
+
+    fn fail(&self, failure: Failure) {
+        self.world().shared.lock().fail(failure);
     }
 }
 

@@ -5,9 +5,10 @@
 //! has, it takes over and sleeps on the descriptors of the completion queue.
 #![forbid(unsafe_code)]
 
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -18,6 +19,7 @@ use super::engine::NetEngine;
 use super::suspects::{Evidence, STEP};
 use super::wire::{Watched, Wire};
 use crate::error::{Error, Result};
+use crate::fabric::Attendant;
 use crate::fabric::watch::{HEARTBEAT, Watch};
 
 /// The shortest and longest sleep of the helper thread while callers are active: each check takes a core from another
@@ -38,7 +40,6 @@ const ACK_DELAY: Duration = Duration::from_micros(200);
 /// The interval of the checks whether peers live.
 const BEAT: Duration = Duration::from_millis(200);
 
-#[derive(Debug)]
 pub(in crate::internals::fabric) struct NetShared<W: Wire> {
     engine: Mutex<NetEngine<W>>,
     rank: u32,
@@ -56,6 +57,14 @@ pub(in crate::internals::fabric) struct NetShared<W: Wire> {
     watch: Watch,
     /// The number of silent beats after which a peer counts as dead.
     silence: u32,
+    /// Called by the helper thread.
+    attendant: OnceLock<Attendant>,
+}
+
+impl<W: Wire> fmt::Debug for NetShared<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NetShared").field("engine", &self.engine).field("watch", &self.watch).finish_non_exhaustive()
+    }
 }
 
 fn bell(rank: u32) -> Result<OwnedFd> {
@@ -81,6 +90,7 @@ impl<W: Wire> NetShared<W> {
             stop: AtomicBool::new(false),
             watch,
             silence: u32::try_from(silence.as_millis().div_ceil(BEAT.as_millis())).unwrap_or(u32::MAX).max(2),
+            attendant: OnceLock::new(),
         }))
     }
 
@@ -258,9 +268,22 @@ impl<W: Wire> NetShared<W> {
         ring(&self.bell);
     }
 
+    /// Lets the helper thread call this from now on.
+    pub(super) fn attend(&self, attendant: Attendant) {
+        let _ = self.attendant.set(attendant);
+    }
+
+    fn call_attendant(&self) {
+        if let Some(attendant) = self.attendant.get() {
+            let own = self.lock().life.failure().cloned();
+            attendant(own).into_iter().for_each(|failure| self.lock().fail(failure));
+        }
+    }
+
     /// Runs the loop of the helper thread.
     pub(super) fn run_helper(&self) {
         let (mut seen, mut pause) = (0, PAUSE);
+        let mut has_failed = false;
         let mut beat = Instant::now() + BEAT;
         let mut silent = vec![0; self.lock().ranks() as usize];
         while !self.stop.load(Ordering::Acquire) {
@@ -270,6 +293,11 @@ impl<W: Wire> NetShared<W> {
                 // meanwhile and must not blame its peers.
                 beat = now + BEAT;
                 self.ask_peers(&mut silent);
+                self.call_attendant();
+            }
+            if !has_failed && self.failed.load(Ordering::Acquire) {
+                has_failed = true;
+                self.call_attendant();
             }
             let visits = self.visits.load(Ordering::Relaxed);
             if visits != seen || self.sleepers.load(Ordering::Relaxed) > 0 {

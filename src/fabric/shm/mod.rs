@@ -86,6 +86,17 @@ impl ShmFabric {
         (0..ranks).map(|rank| Self::join(copy()?, rank, ranks, &here)).collect()
     }
 
+    /// Returns why the world has failed, if it has.
+    pub(super) fn failure(&self) -> Option<Failure> {
+        self.segment.failure()
+    }
+
+    /// Fails the world, unless it has failed, and wakes all ranks.
+    pub(super) fn fail(&self, failure: &Failure) {
+        self.segment.fail(failure);
+        self.wake_all();
+    }
+
     fn wake_all(&self) {
         crate::sync::full_fence();
         for channel in 0..=self.segment.channels().highest() {
@@ -199,8 +210,7 @@ impl Fabric for ShmFabric {
         if let Some(&peer) = self.dead().first() {
             let failure = Failure::Died { peer, how: ENDED.to_owned() };
             tracing::debug!(rank = self.rank, peer, "found dead");
-            self.segment.fail(&failure);
-            self.wake_all();
+            self.fail(&failure);
             // The first reason is not replaced, unless the rank that wrote it died while writing.
             self.health(operation)?;
             return Err(failure.error(self.rank, operation));
@@ -217,8 +227,7 @@ impl Fabric for ShmFabric {
     }
 
     fn abort(&self, reason: &str) {
-        self.segment.fail(&Failure::Aborted { by: self.rank, reason: reason.to_owned() });
-        self.wake_all();
+        self.fail(&Failure::Aborted { by: self.rank, reason: reason.to_owned() });
     }
 
     fn leave(&self) {

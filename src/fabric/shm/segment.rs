@@ -30,6 +30,9 @@ const FILE: u64 = 1 << 44;
 
 const PAGE: usize = 4096;
 
+/// Numbers of ranks on other hosts follow those of the ranks of this memory.
+const MOST_FOREIGN: u32 = 1 << 16;
+
 /// The beginning of the file.
 #[repr(C, align(4096))]
 struct Head {
@@ -200,7 +203,7 @@ impl Segment {
         let (Failure::Aborted { by: rank, .. }
         | Failure::Died { peer: rank, .. }
         | Failure::Transport { by: rank, .. }) = failure;
-        if rank < self.ranks {
+        if rank < self.ranks + MOST_FOREIGN {
             return Some(failure);
         }
         let cause =

@@ -165,7 +165,7 @@ impl Life {
     }
 
     #[inline]
-    pub(super) fn failure(&self) -> Option<&Failure> {
+    pub(in crate::internals::fabric::net) fn failure(&self) -> Option<&Failure> {
         self.failure.as_ref()
     }
 

@@ -1,0 +1,243 @@
+//! How a rank joins its world: ranks meet, find out who shares memory, and take a network between hosts.
+#![forbid(unsafe_code)]
+
+use std::sync::{Arc, Once};
+use std::time::{Duration, Instant};
+
+use super::network::{self, Meeting};
+use crate::bootstrap::hosts::{self, Hosts};
+use crate::bootstrap::identity::{Identity, Machines};
+use crate::bootstrap::store::{self, frame};
+use crate::bootstrap::{Joined, MeetingTerms, StoreAddress, meet};
+use crate::config::{Config, FabricChoice};
+use crate::error::{Error, HostNames, Ranks, Result, text_of};
+use crate::fabric::levels::{Between, Levels};
+use crate::fabric::shm::ShmFabric;
+use crate::fabric::{Fabric, NetworkFabric};
+use crate::machine::host_identity;
+use crate::model::HwConfig;
+use crate::seal::Secret;
+use crate::time::Deadline;
+use crate::topology::Topology;
+
+/// Returns the settings of the job with this identity.
+pub(super) fn for_job(config: &Config, identity: &Identity) -> Config {
+    let mut config = config.clone();
+    config.ofi.on_one_machine = identity.store_address().is_ok_and(|place| place.is_on_one_machine());
+    config
+}
+
+/// The ranks of a world that have met: the fabric by which they reach each other, and which of them share memory.
+pub(super) struct Members {
+    pub(super) fabric: Arc<dyn Fabric>,
+    /// Which ranks share memory by the endpoints of the fabric.
+    pub(super) topology: Topology,
+    /// Which ranks can share memory.
+    pub(super) hosts: Topology,
+    /// The fabric, if it has two levels.
+    pub(super) levels: Option<Arc<Levels>>,
+}
+
+impl Members {
+    /// Creates members that all share the memory of one machine.
+    pub(super) fn in_memory(fabric: impl Fabric + 'static) -> Self {
+        let topology = Topology::one_host(fabric.ranks());
+        Members { fabric: Arc::new(fabric), hosts: topology.clone(), topology, levels: None }
+    }
+
+    /// Creates members that reach each other over a network alone, on these hosts.
+    pub(super) fn over_network(fabric: Arc<dyn Fabric>, hosts: Topology) -> Self {
+        Members { topology: Topology::apart(fabric.ranks()), fabric, hosts, levels: None }
+    }
+
+    /// Creates members that are each on a host of their own.
+    pub(super) fn apart(fabric: Arc<dyn Fabric>) -> Self {
+        let hosts = Topology::apart(fabric.ranks());
+        Self::over_network(fabric, hosts)
+    }
+}
+
+/// Meets the other ranks by the means of the transport.
+pub(super) fn join(identity: &Identity, config: &Config, measured: &HwConfig) -> Result<Members> {
+    let (rank, ranks) = (identity.rank, identity.ranks);
+    let spread = identity.machines == Machines::Several
+        || matches!(identity.store, Some(StoreAddress::Tcp { .. } | StoreAddress::File(_)));
+    let own = config.job_secret()?;
+    let secret = Secret::new(own.as_deref(), &identity.job);
+    let terms = MeetingTerms::of(identity, config.deadline);
+    if let FabricChoice::Shm | FabricChoice::Auto = config.fabric
+        && !spread
+        && config.levels > 1
+    {
+        // Ranks on one machine meet at a name; another kind of store has no advantage.
+        let name = match &identity.store {
+            Some(StoreAddress::Unix(name)) => name,
+            _ => &identity.job,
+        };
+        let until = Deadline::from(config.deadline).instant();
+        return join_by_memory(name, (rank, ranks), &secret, (terms, until), &|| Ok(()));
+    }
+    let place = identity.store_address()?;
+    let gather = |mine: &[u8], until| store::gather(&place, (rank, ranks), mine, &secret, until, terms);
+    let until = Deadline::from(config.deadline).instant();
+    let meet =
+        |mine: &[u8]| gather(mine, until).map_err(|error| network::explain(error, (rank, ranks), config, measured));
+    let Hosts { lowest, place: of_host } = hosts::prove(rank, (config.levels > 1).then(host_identity), meet)?;
+    let hosts = Topology::by_lowest(&lowest);
+    let is_told_a_network = matches!(config.fabric, FabricChoice::Ofi | FabricChoice::Verbs);
+    if hosts.is_one_host() && (config.levels > 1 || !is_told_a_network) {
+        return join_by_memory(&format!("{of_host}-memory"), (rank, ranks), &secret, (terms, until), &|| Ok(()));
+    }
+    if config.fabric == FabricChoice::Shm {
+        let (here, there) = (Ranks(hosts.ranks_of(0).to_vec()), Ranks(hosts.ranks_of(1).to_vec()));
+        return Err(Error::join(
+            rank,
+            format!(
+                "EARLYBIRD_FABRIC=shm is for ranks that share memory, and {here} and {there} do not; use ofi, verbs or auto"
+            ),
+        ));
+    }
+    let members = match hosts.is_apart() {
+        true => {
+            let meeting = Meeting { secret: &secret, gather, has_another: true, named: None };
+            Members::over_network(network::join((rank, ranks), config, measured, meeting)?, hosts)
+        }
+        false => {
+            let agents: Vec<u32> = (0..hosts.hosts()).map(|host| hosts.leader(host)).collect();
+            let own = (hosts.host_of(rank), hosts.hosts());
+            let of_agents = |mine: &[u8], until| store::gather(&place, own, mine, &secret, until, terms);
+            let meeting = Meeting { secret: &secret, gather: of_agents, has_another: true, named: Some(&agents) };
+            let memory = meet_on_host(&format!("{of_host}-memory"), (rank, &hosts), &secret, (terms, until))?;
+            join_levels((rank, &hosts), memory, meeting, (config, measured), until)?
+        }
+    };
+    let is_spread = members.fabric.neighbours().len() < ranks as usize;
+    // Other users of the machine can reach a port, too.
+    let is_open = is_spread || matches!(place, StoreAddress::Tcp { .. } | StoreAddress::Among { .. });
+    if own.is_none() && rank == 0 && is_open && !matches!(place, StoreAddress::Unix(_)) {
+        warn_without_secret();
+    }
+    Ok(members)
+}
+
+/// Meets the ranks of this rank's host, and shares memory with them.
+fn meet_on_host(
+    name: &str,
+    (rank, hosts): (u32, &Topology),
+    secret: &Secret,
+    (terms, until): (MeetingTerms, Instant),
+) -> Result<ShmFabric> {
+    let ranks = hosts.ranks_of(hosts.host_of(rank));
+    let (index, count) = (hosts.index_on_host(rank), ranks.len() as u32);
+    let make = || ShmFabric::create(count);
+    let met = meet(name, (index, count), secret, (terms, until), &|| Ok(()), make);
+    let joined = met.and_then(|Joined { memory, processes }| ShmFabric::join(memory, index, count, &processes));
+    joined.map_err(|error| match error.renumbered(|index| ranks[index as usize]) {
+        Error::Join { rank, cause } => {
+            let ranks = Ranks(ranks.to_vec());
+            Error::join(rank, format!("the host of {ranks}, which count from 0 there: {cause}"))
+        }
+        other => other,
+    })
+}
+
+/// How much longer than their agent the ranks of a host wait, which tells them how its joining went.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Joins a world of several hosts: the agent joins the network among agents, and tells its host.
+fn join_levels<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
+    (rank, hosts): (u32, &Topology),
+    here: ShmFabric,
+    meeting: Meeting<'_, F>,
+    (config, measured): (&Config, &HwConfig),
+    until: Instant,
+) -> Result<Members> {
+    const OPERATION: &str = "join";
+    let host = hosts.host_of(rank);
+    let ranks = hosts.ranks_of(host);
+    let named = |error: Error| error.renumbered(|index| ranks.get(index as usize).copied().unwrap_or(index));
+    let agents: Vec<u32> = (0..hosts.hosts()).map(|host| hosts.leader(host)).collect();
+    let is_agent = hosts.index_on_host(rank) == 0;
+    let network = is_agent.then(|| {
+        let joined = network::join((host, hosts.hosts()), config, measured, meeting);
+        joined.map_err(|error| error.renumbered(|host| agents[host as usize]))
+    });
+    let told = match &network {
+        Some(Ok(network)) => frame::encode_world(&introduction(&**network, hosts.hosts())),
+        Some(Err(error)) => frame::encode_world(&[error.to_string().into_bytes()]),
+        None => Vec::new(),
+    };
+    let heard = here.exchange_long(OPERATION, &told, until.max(Instant::now()) + PATIENCE).map_err(named);
+    let network = network.transpose()?;
+    let strange = || Error::join(rank, format!("rank {} introduced the network in a strange way", ranks[0]));
+    let heard = heard?;
+    let between = match frame::decode_world(&heard[0], 1) {
+        Some(error) => return Err(Error::join(rank, text_of(&error[0]))),
+        None => heard_of(&heard[0], hosts).ok_or_else(strange)?,
+    };
+    let (config, measured) = (config.clone(), measured.clone());
+    let times = (config.deadline, config.ofi.patience.linger);
+    let join_direct = Box::new(move |levels: &Levels, until: Instant| -> Result<Arc<dyn Fabric>> {
+        let secret = Secret::of(&levels.secret_of(b"direct"));
+        let gather = |mine: &[u8]| levels.exchange_long("open", mine, until);
+        let all: Vec<u32> = (0..levels.ranks()).collect();
+        Ok(network::join_among((levels.rank(), &all), (&config, &measured), &secret, gather)?)
+    });
+    let levels = Levels::new((rank, hosts.clone()), Arc::new(here), (network, between), times, join_direct);
+    let levels = Arc::new(levels);
+    let topology = Topology::apart(hosts.ranks());
+    Ok(Members { fabric: levels.clone(), topology, hosts: hosts.clone(), levels: Some(levels) })
+}
+
+/// Encodes what an agent tells its host about the network among agents.
+fn introduction(network: &dyn NetworkFabric, hosts: u32) -> Vec<Vec<u8>> {
+    let names = network.host_names();
+    let mut parts = vec![
+        network.name().into(),
+        network.provider().unwrap_or_default().into(),
+        vec![u8::from(network.changes_by_processor())],
+        network.secret_of(b"levels"),
+    ];
+    parts.extend((0..hosts).map(|host| names.get(host).unwrap_or_default().into()));
+    parts
+}
+
+/// Decodes it.
+fn heard_of(told: &[u8], hosts: &Topology) -> Option<Between> {
+    let parts = frame::decode_world(told, 4 + hosts.hosts())?;
+    let text = |bytes: &Vec<u8>| String::from_utf8(bytes.clone()).ok();
+    let names = parts[4..].iter().map(text).collect::<Option<Vec<_>>>()?;
+    let of_ranks = (0..hosts.ranks()).map(|rank| names[hosts.host_of(rank) as usize].clone());
+    Some(Between {
+        name: ["ofi", "verbs"].into_iter().find(|name| name.as_bytes() == parts[0])?,
+        provider: text(&parts[1]).filter(|provider| !provider.is_empty()),
+        by_processor: parts[2] == [1],
+        host_names: HostNames::new(of_ranks.collect()),
+        secret: parts[3].clone(),
+    })
+}
+
+/// Warns once that other users may join the worlds of this process.
+fn warn_without_secret() {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        tracing::warn!(
+            "this job has no secret, so other users who know its number or its store can join; put this before the line that \
+             starts the ranks, on several hosts the same value on each: export EARLYBIRD_SECRET=$(openssl rand -hex 16)"
+        );
+    });
+}
+
+/// Meets ranks of this machine at a name, and shares memory with them. While it waits, it calls `goes_on`, whose error
+/// ends the wait.
+pub(super) fn join_by_memory(
+    name: &str,
+    (rank, ranks): (u32, u32),
+    secret: &Secret,
+    (terms, until): (MeetingTerms, Instant),
+    goes_on: &dyn Fn() -> Result<()>,
+) -> Result<Members> {
+    let make = || ShmFabric::create(ranks);
+    let Joined { memory, processes } = meet(name, (rank, ranks), secret, (terms, until), goes_on, make)?;
+    Ok(Members::in_memory(ShmFabric::join(memory, rank, ranks, &processes)?))
+}

@@ -1,0 +1,136 @@
+//! Worlds of several hosts in two levels: ranks of a host share memory, and their agents go to the network. Hosts are
+//! network namespaces.
+#![cfg(earlybird_internals)]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::hosts::Hosts;
+use common::{Job, PROVIDERS, libfabric, said};
+use earlybird::World;
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+#[test]
+#[ignore = "played by the processes that the other tests start"]
+fn rank() {
+    let Some(role) = common::role() else { return };
+    let world = World::from_env().unwrap();
+    let joined = world.traffic();
+    match &role[..] {
+        "collectives" => {
+            common::collectives::play(&world);
+            common::collectives::symmetric(&world, false);
+        }
+        "counted" => {
+            let mut data = [world.rank()];
+            world.all_reduce(&mut data, earlybird::Reduce::Sum, DEADLINE).unwrap();
+            println!("\nJOINED {}", joined.messages);
+            println!("\nSENT {}", world.traffic().messages);
+        }
+        "sums" => loop {
+            let mut data = vec![1u32; 1000];
+            match world.all_reduce(&mut data, earlybird::Reduce::Sum, DEADLINE) {
+                Ok(()) => assert!(data.iter().all(|&sum| sum == world.size())),
+                Err(error) => {
+                    println!("\nTEXT {error}");
+                    return;
+                }
+            }
+            println!("\nSUMMED");
+        },
+        "misses one" if world.rank() == 3 => std::thread::sleep(Duration::from_secs(3)),
+        "misses one" => {
+            let started = Instant::now();
+            println!("\nTEXT {}", world.barrier(Duration::from_secs(1)).unwrap_err());
+            assert!(started.elapsed() < Duration::from_secs(3));
+        }
+        other => panic!("{other}"),
+    }
+    if role != "misses one" {
+        world.close(DEADLINE).unwrap();
+    }
+}
+
+/// Starts a rank on each of these hosts.
+fn start(hosts: &Hosts, places: &[usize], role: &str) -> Job {
+    let store = format!("tcp:{}:29400", hosts.address(places[0]));
+    let start = |(rank, host): (usize, &usize)| {
+        let mut command = hosts.command(*host);
+        command.env("EARLYBIRD_STORE", &store).env("EARLYBIRD_SECRET", "of all these hosts");
+        command.env("EARLYBIRD_PROVIDER", PROVIDERS[0]);
+        common::start(&mut command, (rank as u32, places.len() as u32), "rank", role)
+    };
+    Job { ranks: places.iter().enumerate().map(start).collect() }
+}
+
+fn hosts(count: usize) -> Option<Hosts> {
+    libfabric().and_then(|_| Hosts::new(count))
+}
+
+/// As many ranks on each host, and unequally many, in a row and not.
+const PLACES: [&[usize]; 3] = [&[0, 0, 1, 1], &[0, 1, 0, 2, 1, 0], &[0, 0, 0, 1, 2, 2, 2, 2, 2]];
+
+#[test]
+fn collectives_give_the_same_in_two_levels() {
+    for places in PLACES {
+        let Some(hosts) = hosts(1 + places.iter().max().unwrap()) else { return };
+        for (rank, (status, text)) in start(&hosts, places, "collectives").finish(DEADLINE).iter().enumerate() {
+            assert!(status.success(), "{places:?}, rank {rank}: {text}");
+        }
+    }
+}
+
+#[test]
+fn agents_send_little_and_others_nothing() {
+    for places in PLACES {
+        let count = 1 + places.iter().max().unwrap();
+        let Some(hosts) = hosts(count) else { return };
+        for (rank, (status, text)) in start(&hosts, places, "counted").finish(DEADLINE).iter().enumerate() {
+            assert!(status.success(), "{places:?}, rank {rank}: {text}");
+            let number = |key: &str| said(text, key).concat().parse::<usize>().unwrap();
+            let is_agent = places[..rank].iter().all(|place| *place != places[rank]);
+            println!("{places:?}, rank {rank}, agent {is_agent}: {} {}", number("JOINED"), number("SENT"));
+            assert_eq!(number("SENT") > 0, is_agent, "{places:?}, rank {rank}");
+        }
+    }
+}
+
+/// An agent or another rank, on the host of rank 0 or elsewhere: each that is left names it, whatever host it is on.
+#[test]
+fn a_rank_that_is_killed_is_named_on_every_host() {
+    let places = [0, 0, 1, 1, 2];
+    for victim in 0..places.len() {
+        let Some(hosts) = hosts(3) else { return };
+        let mut job = start(&hosts, &places, "sums");
+        // It is inside the library for most of the time.
+        std::thread::sleep(Duration::from_millis(1500));
+        let killed = Instant::now();
+        job.ranks[victim].kill().unwrap();
+        job.wait_for_end(victim);
+        let ends = job.finish(DEADLINE);
+        assert!(killed.elapsed() < Duration::from_secs(15), "took {:?}", killed.elapsed());
+        for (rank, (_, text)) in ends.iter().enumerate().filter(|&(rank, _)| rank != victim) {
+            let told = said(text, "TEXT").concat();
+            let died = format!("rank {victim} on {} died", Hosts::host_name(places[victim]));
+            assert!(
+                !said(text, "SUMMED").is_empty() && told.contains(&died),
+                "{victim} was killed, rank {rank}: {text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_on_every_host() {
+    let Some(hosts) = hosts(2) else { return };
+    let ends = start(&hosts, &[0, 0, 1, 1], "misses one").finish(DEADLINE);
+    for (rank, (status, text)) in ends.iter().enumerate().take(3) {
+        assert!(
+            status.success() && said(text, "TEXT").concat().contains("waiting for rank 3 on host1"),
+            "rank {rank}: {text}"
+        );
+    }
+}
