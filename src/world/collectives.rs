@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use parking_lot::{MappedMutexGuard, MutexGuard};
 
