@@ -141,10 +141,7 @@ impl World {
         let fabric = &members.fabric;
         tracing::debug!(rank = fabric.rank(), ranks = fabric.ranks(), by = source, fabric = fabric.name(), "joined");
         let parameters = measured.of(fabric.name(), fabric.provider())?;
-        let cores = match &members.levels {
-            Some(levels) => neighbours_cores(&**levels.here(), until).map_err(|error| levels.of_here(error))?,
-            None => neighbours_cores(&**fabric, until)?,
-        };
+        let cores = members.cores.clone().map_or_else(|| neighbours_cores(&**fabric, until), Ok)?;
         Ok(Self::new(members, parameters, config, (source, &cores), trace))
     }
 
@@ -185,7 +182,7 @@ impl World {
 
     /// Creates the handle of one rank. `cores` are the cores of the ranks on this machine.
     fn new(
-        Members { fabric, topology, hosts, levels }: Members,
+        Members { fabric, topology, hosts, levels, .. }: Members,
         parameters: Parameters,
         config: &Config,
         (source, cores): (&'static str, &[Cores]),

@@ -8,8 +8,9 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::hosts::Hosts;
+use common::tier::by_tier;
 use common::{Job, PROVIDERS, libfabric, said};
-use earlybird::World;
+use earlybird::{Dtype, Error, Reduce, World};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -20,19 +21,30 @@ fn rank() {
     let world = World::from_env().unwrap();
     let joined = world.traffic();
     match &role[..] {
+        "differs" => {
+            let means = world.hosts()[1].contains(&world.rank());
+            let reduce = if means { Reduce::Mean } else { Reduce::Sum };
+            let error = world.all_reduce(&mut [1f32], reduce, DEADLINE).unwrap_err();
+            assert!(matches!(error, Error::Mismatch { .. } | Error::Aborted { .. }), "{error}");
+            println!("\nTEXT {error}");
+            return;
+        }
         "collectives" => {
+            let mut nothing: [u8; 0] = [];
+            world.all_reduce_bytes(Dtype::F16, &mut nothing, Reduce::Sum, DEADLINE).unwrap();
+            world.all_reduce_bytes(Dtype::F32, &mut nothing, Reduce::Mean, DEADLINE).unwrap();
             common::collectives::play(&world);
             common::collectives::symmetric(&world, false);
         }
         "counted" => {
             let mut data = [world.rank()];
-            world.all_reduce(&mut data, earlybird::Reduce::Sum, DEADLINE).unwrap();
+            world.all_reduce(&mut data, Reduce::Sum, DEADLINE).unwrap();
             println!("\nJOINED {}", joined.messages);
             println!("\nSENT {}", world.traffic().messages);
         }
         "sums" => loop {
             let mut data = vec![1u32; 1000];
-            match world.all_reduce(&mut data, earlybird::Reduce::Sum, DEADLINE) {
+            match world.all_reduce(&mut data, Reduce::Sum, DEADLINE) {
                 Ok(()) => assert!(data.iter().all(|&sum| sum == world.size())),
                 Err(error) => {
                     println!("\nTEXT {error}");
@@ -83,6 +95,15 @@ fn collectives_give_the_same_in_two_levels() {
     }
 }
 
+/// The calls of the ranks of each host are alike, and what agents exchange is, too.
+#[test]
+fn hosts_that_reduce_differently_are_told_so() {
+    let Some(hosts) = hosts(2) else { return };
+    let ends = start(&hosts, &[0, 0, 1, 1], "differs").finish(DEADLINE);
+    let named = |(_, text): &(_, String)| said(text, "TEXT").concat().contains("all_reduce (mean of f32)");
+    assert!(ends.iter().all(|(status, _)| status.success()) && ends.iter().any(named), "{ends:?}");
+}
+
 #[test]
 fn agents_send_little_and_others_nothing() {
     for places in PLACES {
@@ -102,7 +123,8 @@ fn agents_send_little_and_others_nothing() {
 #[test]
 fn a_rank_that_is_killed_is_named_on_every_host() {
     let places = [0, 0, 1, 1, 2];
-    for victim in 0..places.len() {
+    // The agent of the second host, and another rank of it.
+    for victim in by_tier(2..4, 0..places.len()) {
         let Some(hosts) = hosts(3) else { return };
         let mut job = start(&hosts, &places, "sums");
         // It is inside the library for most of the time.

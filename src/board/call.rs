@@ -26,12 +26,30 @@ pub(crate) struct What {
     pub(crate) block: usize,
     /// Where the data of an all-reduce lies in symmetric memory, as [`place`] says it; 0 for other data.
     pub(crate) place: u32,
-    /// The caller's kind, root and block, where this call is a part of the caller's: ranks compare these.
+    /// What the caller asked for, where this call is a part of that: ranks compare it.
     pub(crate) made: Made,
 }
 
-/// What a caller asked for: the kind, the root and the bytes of a block.
-type Made = (Kind, u32, usize);
+/// What a caller asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Made {
+    pub(crate) kind: Kind,
+    pub(crate) root: u32,
+    pub(crate) reduction: (Dtype, Reduce),
+    pub(crate) block: usize,
+}
+
+impl What {
+    /// A call as a caller makes it.
+    pub(crate) fn new(
+        operation: &'static str,
+        (kind, root, reduction): (Kind, u32, (Dtype, Reduce)),
+        block: usize,
+        place: u32,
+    ) -> Self {
+        What { operation, kind, root, reduction, block, place, made: Made { kind, root, reduction, block } }
+    }
+}
 
 /// A place in symmetric memory, which all ranks must say alike: in few bytes, so two of 2³¹ are said as one.
 pub(crate) fn place(memory: u64, first: usize) -> u32 {
@@ -85,10 +103,9 @@ impl<'a> Call<'a> {
     /// Begins a call.
     pub(crate) fn new(board: &mut Board, what: What, data: Data<'a>) -> Self {
         let plan = CallPlan::new(board.sizes, what.kind, what.root, board.me, what.block);
-        let (dtype, reduce) = what.reduction;
-        let (made, root, block) = what.made;
-        let whose = if made == Kind::AllReduce { what.place } else { made.of_root(root) };
-        let kinds = made as u64 | (dtype as u64) << 8 | (reduce as u64) << 16 | (what.kind as u64) << 24;
+        let Made { kind, root, reduction: (dtype, reduce), block } = what.made;
+        let whose = if kind == Kind::AllReduce { what.place } else { kind.of_root(root) };
+        let kinds = kind as u64 | (dtype as u64) << 8 | (reduce as u64) << 16 | (what.kind as u64) << 24;
         let header = [board.history, kinds | u64::from(whose) << u32::BITS, block as u64, 0];
         for word in &header[1..] {
             board.history = mixed(board.history, *word);
@@ -369,7 +386,7 @@ impl<'a> Call<'a> {
         };
         let (what, text): (_, &dyn Fn(Header) -> String) = match () {
             () if mine[1] as u32 != theirs[1] as u32 => ("the call", &kinds),
-            () if mine[1] != theirs[1] && self.what.made.0 == Kind::AllReduce => {
+            () if mine[1] != theirs[1] && self.what.made.kind == Kind::AllReduce => {
                 ("the place in symmetric memory", &place)
             }
             () if mine[1] != theirs[1] => ("the root", &root),

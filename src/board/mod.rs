@@ -35,6 +35,10 @@ use pace::Pace;
 use peers::{Memory, Peers};
 use plan::Readers;
 
+/// Why no call can be made after one that failed.
+pub(crate) const BROKEN: &str =
+    "an earlier collective of this world failed, so the ranks are out of step; start a new world";
+
 /// Bytes of callers' data that the [synchronous collectives](crate::World#synchronous-collectives) of a rank have copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -136,9 +140,7 @@ impl Board {
     /// # Errors
     /// An earlier call failed.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
-        let problem = Misuse::OutOfStep(
-            "an earlier collective of this world failed, so the ranks are out of step; start a new world",
-        );
+        let problem = Misuse::OutOfStep(BROKEN);
         if self.is_broken { Err(Error::Usage { rank: self.me, operation, problem }) } else { Ok(()) }
     }
 

@@ -229,8 +229,7 @@ fn play(seed: u64) {
                     let largest = case.lengths.as_ref().and_then(|lengths| lengths.iter().flatten().copied().max());
                     let block = 4 * largest.unwrap_or(case.block);
                     let (kind, root, reduction) = (case.kind, case.root, (Dtype::U32, case.reduce));
-                    let what =
-                        What { operation: "test", kind, root, reduction, block, place: 0, made: (kind, root, block) };
+                    let what = What::new("test", (kind, root, reduction), block, 0);
                     let input = (!in_place(kind)).then_some(&input[..]);
                     let (from, to) = match case.lengths {
                         Some(_) => (Blocks::Bounds(from), Blocks::Bounds(to)),
@@ -285,9 +284,8 @@ fn different_calls_are_seen() {
         let mut memory: Vec<[Vec<u8>; 4]> = (0..ranks).map(|_| [(); 4].map(|()| vec![0u8; 12 * ranks])).collect();
         let calls = memory.iter_mut().enumerate().map(|(rank, [input, output, more, last])| {
             let (kind, root, reduction, block) = if rank == odd { second } else { first };
-            let what = What { operation: "test", kind, root, reduction, block, place: 0, made: (kind, root, block) };
-            let made = (Kind::AllGather, 0, 4);
-            let sync = What { kind: Kind::AllGather, root: 0, reduction: sum, block: 4, made, ..what };
+            let what = What::new("test", (kind, root, reduction), block, 0);
+            let sync = What::new("test", (Kind::AllGather, 0, sum), 4, what.place);
             vec![(what, Data::even(&input[..], output)), (sync, Data::even(&more[..], last))]
         });
         let calls = calls.collect();
@@ -312,8 +310,7 @@ fn the_missing_rank_is_named() {
     for call in 0..600 {
         let root = u32::from(call % 8 != 0);
         let mut memory = [[0u8; 8]; 2];
-        let made = (Kind::Broadcast, root, 8);
-        let what = What { operation: "test", kind: Kind::Broadcast, root, reduction, block: 8, place: 0, made };
+        let what = What::new("test", (Kind::Broadcast, root, reduction), 8, 0);
         let data = memory.iter_mut().map(|data| Data::even(None, &mut data[..]));
         let mut calls: Vec<_> = (0..2).zip(data).map(|(rank, data)| Call::new(&mut boards[rank], what, data)).collect();
         let is_done = |polled| matches!(polled, Polled::Ready);

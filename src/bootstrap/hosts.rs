@@ -20,61 +20,69 @@ pub(crate) struct Hosts {
     pub(crate) lowest: Vec<u32>,
     /// The name at which the ranks of this rank's host can meet.
     pub(crate) place: String,
+    /// What the ranks of this machine say about themselves, this one among them, on whatever host they are.
+    pub(crate) on_machine: Vec<Vec<u8>>,
 }
 
-/// What a rank tells about where it may find others.
+/// This rank, for the others.
+#[derive(Clone, Debug)]
+pub(crate) struct Own {
+    /// The same for ranks that may share memory; `None` if this rank is to share none.
+    pub(crate) host: Option<String>,
+    /// The same for ranks of one machine.
+    pub(crate) machine: String,
+    /// What it says about itself to the ranks of its machine.
+    pub(crate) about: Vec<u8>,
+}
+
+/// What a rank tells the others.
 #[derive(Debug)]
 struct Introduction {
-    /// The same for ranks that may share memory; `None` for a rank that shares none.
-    machine: Option<String>,
+    own: Own,
     /// Where it listens.
     place: String,
 }
 
 impl Introduction {
     fn encode(&self) -> Vec<u8> {
-        let machine = self.machine.as_deref().unwrap_or_default();
-        encode_world(&[machine.as_bytes().to_vec(), self.place.as_bytes().to_vec()])
+        let Own { host, machine, about } = self.own.clone();
+        encode_world(&[host.unwrap_or_default().into(), machine.into(), about, self.place.clone().into()])
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut texts = decode_world(bytes, 2)?.into_iter().map(|text| String::from_utf8(text).ok());
-        let (machine, place) = (texts.next()??, texts.next()??);
-        Some(Introduction { machine: Some(machine).filter(|machine| !machine.is_empty()), place })
+        let [host, machine, about, place] = decode_world(bytes, 4)?.try_into().ok()?;
+        let text = |bytes| String::from_utf8(bytes).ok();
+        let host = Some(text(host)?).filter(|host| !host.is_empty());
+        Some(Introduction { own: Own { host, machine: text(machine)?, about }, place: text(place)? })
     }
 }
 
-/// Finds out with all ranks of a world which of them share memory. `machine` is the same for ranks that may share some;
-/// `None` if this rank is to share none. `gather` gives every rank's bytes to every rank, in rank order; all ranks call it
-/// equally often.
+/// Finds out with all ranks of a world which of them share memory. `gather` gives every rank's bytes to every rank, in rank
+/// order; all ranks call it equally often.
 ///
 /// # Errors
 /// Those of `gather`; a rank that another version has started.
-pub(crate) fn prove(
-    rank: u32,
-    machine: Option<String>,
-    gather: impl Fn(&[u8]) -> Result<Vec<Vec<u8>>>,
-) -> Result<Hosts> {
+pub(crate) fn prove(rank: u32, mut own: Own, gather: impl Fn(&[u8]) -> Result<Vec<Vec<u8>>>) -> Result<Hosts> {
     let place = format!("host-{:032x}", u128::from_le_bytes(draw(rank)?));
     // It listens before any other rank knows its name, so a rank that reaches nothing there need not try again.
-    let listening = machine.as_ref().map(|_| listen(&place)).transpose();
+    let listening = own.host.as_ref().map(|_| listen(&place)).transpose();
     let listening = listening.inspect_err(|why| tracing::warn!("rank {rank} counts as a host of its own: {why}"));
     let listening = listening.ok().flatten();
-    let machine = machine.filter(|_| listening.is_some());
-    let told = gather(&Introduction { machine, place }.encode())?;
+    own.host = own.host.filter(|_| listening.is_some());
+    let told = gather(&Introduction { own, place }.encode())?;
     let strange = |peer: u32| {
         Error::join(rank, format!("rank {peer} introduced itself in a way that this version does not understand"))
     };
     let decoded = (0..).zip(&told).map(|(peer, bytes)| Introduction::decode(bytes).ok_or_else(|| strange(peer)));
     let all = decoded.collect::<Result<Vec<_>>>()?;
-    let own = &all[rank as usize];
-    let alone: Vec<u32> = (0..all.len() as u32).collect();
+    let Introduction { own, place } = &all[rank as usize];
+    let neighbours = all.iter().filter(|other| other.own.machine == own.machine);
+    let on_machine = neighbours.map(|other| other.own.about.clone()).collect();
     if !has_equals(&all) {
-        return Ok(Hosts { lowest: alone, place: own.place.clone() });
+        return Ok(Hosts { lowest: (0..all.len() as u32).collect(), place: place.clone(), on_machine });
     }
-    let lower = (0..rank)
-        .map(|peer| (peer, &all[peer as usize]))
-        .filter(|(_, other)| own.machine.is_some() && other.machine == own.machine);
+    let may_share = |other: &Introduction| own.host.is_some() && other.own.host == own.host;
+    let lower = (0..rank).map(|peer| (peer, &all[peer as usize])).filter(|(_, other)| may_share(other));
     let chosen = visit_lowest(rank, lower);
     let told = gather(&chosen.to_le_bytes())?;
     drop(listening);
@@ -84,14 +92,14 @@ pub(crate) fn prove(
     });
     let lowest = agreed(&chosen.collect::<Result<Vec<_>>>()?);
     let place = all[lowest[rank as usize] as usize].place.clone();
-    Ok(Hosts { lowest, place })
+    Ok(Hosts { lowest, place, on_machine })
 }
 
 /// Returns whether two ranks may share memory.
 fn has_equals(all: &[Introduction]) -> bool {
-    let mut machines: Vec<_> = all.iter().filter_map(|introduction| introduction.machine.as_ref()).collect();
-    machines.sort_unstable();
-    !machines.is_sorted_by(|one, next| one < next)
+    let mut hosts: Vec<_> = all.iter().filter_map(|introduction| introduction.own.host.as_ref()).collect();
+    hosts.sort_unstable();
+    !hosts.is_sorted_by(|one, next| one < next)
 }
 
 /// Returns the lowest rank of each rank's host, from the ranks that they have chosen. A rank that has chosen one that
@@ -145,6 +153,10 @@ mod tests {
 
     use super::*;
 
+    fn own(shares: bool, about: u8) -> Own {
+        Own { host: shares.then(|| "host".to_owned()), machine: "machine".to_owned(), about: vec![about] }
+    }
+
     /// Runs `prove` for ranks that are threads of this process.
     fn proven(apart: &[bool]) -> Vec<Hosts> {
         let (barrier, told) = (Barrier::new(apart.len()), Mutex::new(vec![Vec::new(); apart.len()]));
@@ -156,7 +168,7 @@ mod tests {
                 barrier.wait();
                 Ok(all)
             };
-            prove(rank, (!is_apart).then(|| "machine".to_owned()), gather).unwrap()
+            prove(rank, own(!is_apart, rank as u8), gather).unwrap()
         };
         std::thread::scope(|scope| {
             let ranks: Vec<_> = (0..).zip(apart).map(|rank| scope.spawn(move || prove(rank))).collect();
@@ -176,6 +188,7 @@ mod tests {
             for (rank, hosts) in all.iter().enumerate() {
                 assert_eq!(hosts.lowest, lowest, "{apart:?}");
                 assert_eq!(hosts.place, all[lowest[rank] as usize].place, "{apart:?}");
+                assert_eq!(hosts.on_machine.concat(), (0..apart.len() as u8).collect::<Vec<_>>());
             }
         }
     }
@@ -183,7 +196,7 @@ mod tests {
     /// Copies of a machine name one boot and one namespace each. A rank reaches none of another copy.
     #[test]
     fn equal_names_prove_nothing() {
-        let introduction = |place: &str| Introduction { machine: Some("copied".to_owned()), place: place.to_owned() };
+        let introduction = |place: &str| Introduction { own: own(true, 0), place: place.to_owned() };
         let there = format!("test-there-{}", std::process::id());
         let others = [introduction("test-of-another-copy"), introduction(&there)];
         let lower = || (0..).zip(&others);
@@ -197,10 +210,13 @@ mod tests {
 
     #[test]
     fn introductions_survive_the_way() {
-        for machine in [None, Some("boot pid net".to_owned())] {
-            let bytes = Introduction { machine: machine.clone(), place: "host-1".to_owned() }.encode();
-            let back = Introduction::decode(&bytes).unwrap();
-            assert_eq!((back.machine, back.place.as_str()), (machine, "host-1"));
+        for shares in [false, true] {
+            let bytes = Introduction { own: own(shares, 7), place: "host-1".to_owned() }.encode();
+            let Introduction { own, place } = Introduction::decode(&bytes).unwrap();
+            assert_eq!(
+                (own.host.is_some(), &own.machine[..], &own.about[..], &place[..]),
+                (shares, "machine", &[7][..], "host-1")
+            );
             (0..bytes.len()).for_each(|len| assert!(Introduction::decode(&bytes[..len]).is_none()));
         }
     }

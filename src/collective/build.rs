@@ -243,6 +243,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         alike.map_err(|error| world.with_hosts(error))?;
 
         let mut executor = self.chosen_executor();
+        world.fabric().reach_all(OPERATION, until)?;
         let mut endpoint = self.or_abort(world.fabric().open(RawAccess::CRATE))?;
         let runner = match plan.agreement {
             AgreementBy::Runner => self.offload(&plan, until)?,

@@ -26,6 +26,7 @@ use super::shm::ShmFabric;
 use super::turns::Turns;
 use super::{Endpoint, Fabric, MOST_EXCHANGED, NetworkFabric, RawAccess, Reached, Sleeper, Traffic, sealed};
 use crate::error::{Error, HostNames, Ranks, Result};
+use crate::interrupt;
 use crate::seal::Secret;
 use crate::time::Deadline;
 use crate::topology::Topology;
@@ -39,10 +40,10 @@ const LINGER: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Joins the network in which each rank is a member, by an instant.
-pub(crate) type JoinDirect = Box<dyn Fn(&Levels, Instant) -> Result<Arc<dyn Fabric>> + Send + Sync>;
+pub(crate) type JoinDirect = Box<dyn Fn(&Levels, Instant) -> Result<Arc<dyn NetworkFabric>> + Send + Sync>;
 
 /// What an agent tells its host about the network.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Between {
     pub(crate) name: &'static str,
     pub(crate) provider: Option<String>,
@@ -51,7 +52,7 @@ pub(crate) struct Between {
     /// The hosts of all ranks.
     pub(crate) host_names: HostNames,
     /// A secret that all ranks of this world know and no other process does.
-    pub(crate) secret: Vec<u8>,
+    pub(crate) secret: Secret,
 }
 
 /// The numbers of a world's ranks in a part of it.
@@ -79,7 +80,24 @@ impl Numbers {
 
     /// Returns why a world has failed, with numbers of the part.
     fn in_part(&self, failure: Failure) -> Failure {
+        let failure = match failure {
+            // Memory has no place for the other end.
+            Failure::Transport { by, peer: Some(peer), cause } => {
+                let cause = format!("the transport to rank {peer} failed: {cause}");
+                Failure::Transport { by, peer: None, cause }
+            }
+            other => other,
+        };
         renumbered(failure, |rank| self.foreign(rank))
+    }
+}
+
+/// Returns why a world has failed, if an error says so.
+fn failure_of(error: Error) -> Option<Failure> {
+    match error {
+        Error::PeerDied { peer, how, .. } => Some(Failure::Died { peer, how }),
+        Error::Aborted { by, reason, .. } => Some(Failure::Aborted { by, reason }),
+        _ => None,
     }
 }
 
@@ -103,7 +121,7 @@ pub(crate) struct Levels {
     of_network: Numbers,
     between: Between,
     exchange: Turns,
-    direct: OnceLock<Arc<dyn Fabric>>,
+    direct: OnceLock<Arc<dyn NetworkFabric>>,
     join_direct: JoinDirect,
     /// Held while it is joined.
     joining: Mutex<()>,
@@ -141,8 +159,10 @@ impl Levels {
         if let Some(network) = &network {
             let (memory, of_here, of_network) = (here.clone(), of_here.clone(), of_network.clone());
             network.attend(Box::new(move |failure| {
-                let _ = memory.check_peers("heartbeat");
-                match (failure, memory.failure()) {
+                let seen = memory.check_peers("heartbeat").err();
+                // A rank may have died while it wrote why the memory has failed.
+                let failed = memory.failure().or_else(|| seen.and_then(failure_of));
+                match (failure, failed) {
                     (Some(failure), None) => memory.fail(&of_here.in_part(of_network.in_world(failure))),
                     (None, Some(failure)) => return Some(of_network.in_part(of_here.in_world(failure))),
                     _ => {}
@@ -211,10 +231,7 @@ impl Levels {
         of_host: Result<Vec<Vec<u8>>>,
     ) -> Result<Vec<Vec<u8>>> {
         let started = Instant::now();
-        let Some(told) = Told::of(&of_host) else {
-            self.pass_on();
-            return of_host;
-        };
+        let Some(told) = Told::of(&of_host) else { return of_host.inspect_err(|error| self.fail_with(error)) };
         let given = network.exchange_long(operation, &told.encode(), deadline + LINGER);
         let of_host = of_host?;
         let given = given.map_err(|error| self.of_network(error));
@@ -224,10 +241,15 @@ impl Levels {
                 let heard = self.here.exchange_long(operation, &told.encode(), deadline + 2 * LINGER);
                 all.and_then(|all| heard.map(|_| all).map_err(|error| self.of_here(error)))
             }
-            None => {
-                self.pass_on();
-                all
-            }
+            None => all.inspect_err(|error| self.fail_with(error)),
+        }
+    }
+
+    /// Passes on why the world has failed, or fails it: other ranks wait for this agent, which does not go on.
+    fn fail_with(&self, error: &Error) {
+        self.pass_on();
+        if self.here.failure().is_none() {
+            self.abort(&error.to_string());
         }
     }
 
@@ -278,7 +300,7 @@ impl Levels {
     }
 
     /// Returns the network in which each rank is a member, if it has been joined.
-    fn direct(&self) -> Option<&Arc<dyn Fabric>> {
+    fn direct(&self) -> Option<&Arc<dyn NetworkFabric>> {
         self.direct.get()
     }
 
@@ -330,13 +352,27 @@ impl Fabric for Levels {
         Reached { peers: own.peers.max(direct.peers), queue_pairs: own.queue_pairs + direct.queue_pairs }
     }
 
-    fn open(&self, access: RawAccess) -> Result<Box<dyn Endpoint>> {
-        let joining = self.joining.lock();
-        if self.direct().is_none() {
-            let joined = (self.join_direct)(self, Deadline::from(self.deadline).instant())?;
-            let _ = self.direct.set(joined);
+    fn reach_all(&self, operation: &'static str, deadline: Instant) -> Result<()> {
+        let _joining = interrupt::lock(&self.joining, self.rank, operation, deadline)?;
+        if self.direct().is_some() {
+            return Ok(());
         }
-        drop(joining);
+        let joined = (self.join_direct)(self, deadline)?;
+        let (memory, of_here) = (self.here.clone(), self.of_here.clone());
+        joined.attend(Box::new(move |failure| {
+            match (failure, memory.failure()) {
+                (Some(failure), None) => memory.fail(&of_here.in_part(failure)),
+                (None, Some(failure)) => return Some(of_here.in_world(failure)),
+                _ => {}
+            }
+            None
+        }));
+        let _ = self.direct.set(joined);
+        Ok(())
+    }
+
+    fn open(&self, access: RawAccess) -> Result<Box<dyn Endpoint>> {
+        self.reach_all("open", Deadline::from(self.deadline).instant())?;
         let direct = self.direct().unwrap_or_else(|| unreachable!("it was joined"));
         direct.open(access)
     }
@@ -370,7 +406,7 @@ impl Fabric for Levels {
     }
 
     fn secret_of(&self, told: &[u8]) -> Vec<u8> {
-        Secret::of(&self.between.secret).seal(&[b"of some ranks", told]).to_vec()
+        self.between.secret.seal(&[b"of some ranks", told]).to_vec()
     }
 
     fn expect_by(&self, due: Option<Deadline>) -> Option<Deadline> {
@@ -398,8 +434,9 @@ impl Fabric for Levels {
         let host = self.hosts.host_of(peer);
         let has_left = match (self.index_here(peer), &self.network) {
             (Some(index), _) => self.here.has_left(index),
-            (None, Some(network)) => network.has_left(host),
-            (None, None) => false,
+            // Its agent's leaving says nothing of another rank.
+            (None, Some(network)) if self.hosts.leader(host) == peer => network.has_left(host),
+            _ => false,
         };
         has_left || self.direct().is_some_and(|direct| direct.has_left(peer))
     }

@@ -302,7 +302,7 @@ impl Debug for Waker {
 pub const MOST_EXCHANGED: usize = 1000;
 
 /// The maximum number of bytes that a rank gives to a long exchange, which takes several exchanges.
-const MOST_EXCHANGED_LONG: usize = 1 << 24;
+const MOST_EXCHANGED_LONG: usize = 1 << 27;
 
 pub(crate) mod sealed {
     pub trait Sealed {}
@@ -344,6 +344,15 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
 
     /// Returns how many peers this rank has reached so far.
     fn reached(&self) -> Reached;
+
+    /// Makes sure that this rank can open endpoints, by an instant. Collective: all ranks call it before they open their first
+    /// endpoints.
+    ///
+    /// # Errors
+    /// A rank did not come, or cannot be reached.
+    fn reach_all(&self, _operation: &'static str, _deadline: Instant) -> Result<()> {
+        Ok(())
+    }
 
     /// Opens a new endpoint. Collective: all ranks open their endpoints in the same order, and the n-th ones belong
     /// together. Use of the endpoint can break memory; `access` promises that it does not.

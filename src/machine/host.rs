@@ -5,6 +5,11 @@ fn boot() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
+/// Returns a text that is equal for processes that share the cores of a machine, in whatever namespaces they are.
+pub(crate) fn machine_identity() -> String {
+    boot()
+}
+
 /// Returns a namespace of this process.
 fn space(kind: &str) -> String {
     let link = std::fs::read_link(format!("/proc/self/ns/{kind}"));

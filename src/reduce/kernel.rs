@@ -192,6 +192,9 @@ fn convert(dtype: Dtype, (source, from_wide): (&[u8], bool), (target, to_wide): 
     let width = |wide: bool| if wide { dtype.wide_size() } else { dtype.size() };
     let len = target.len() / width(to_wide);
     assert_eq!((source.len(), target.len()), (len * width(from_wide), len * width(to_wide)));
+    if len == 0 {
+        return;
+    }
     let is_aligned = |address: *const u8, wide| (address as usize).is_multiple_of(width(wide));
     assert!(is_aligned(source.as_ptr(), from_wide) && is_aligned(target.as_ptr(), to_wide));
     let operands = [Operand { data: source.as_ptr(), wide: from_wide, factor: 1.0 }];

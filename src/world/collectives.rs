@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::{MappedMutexGuard, MutexGuard};
 
 use super::{World, two_levels};
-use crate::board::{Blocks, Board, Call, CallWork, Copies, Data, Kind, Sizes, What};
+use crate::board::{BROKEN, Blocks, Board, Call, CallWork, Copies, Data, Kind, Sizes, What};
 use crate::error::{Error, Misuse, Result};
 use crate::executor::caller::Waiter;
 use crate::fabric::Fabric;
@@ -23,6 +23,8 @@ pub(super) struct Boards {
     pub(super) between: Option<OpenBoard>,
     /// What calls in two levels work with.
     pub(super) scratch: Vec<u64>,
+    /// A call in two levels has not come to its end.
+    is_broken: bool,
 }
 
 /// A board, and the waiter that blocks its caller.
@@ -39,8 +41,8 @@ const NOTHING: (Dtype, Reduce) = (Dtype::F32, Reduce::Sum);
 ///
 /// All ranks make the same calls in the same order, with the same lengths. A call returns when this rank has its result
 /// and may write its data again; other ranks may still be in the call then. The first call of a world waits for all
-/// ranks. Data has any length and lies in memory of the caller. Reductions combine the ranks' data in the order of
-/// ranks, so all ranks get the same bits, whatever the transport.
+/// ranks. Data has any length and lies in memory of the caller. Reductions combine the data of a host's
+/// ranks in the order of ranks, and then that of the [hosts](World::hosts), so all ranks get the same bits, in every run.
 ///
 /// # Errors
 /// [`Error::Usage`] for lengths that do not fit together, for a root that is not a rank, and while another thread is in
@@ -307,8 +309,7 @@ impl World {
         data: Data<'_>,
         deadline: impl Into<Deadline>,
     ) -> Result<()> {
-        let made = (kind, root, block);
-        self.collective_of(What { operation, kind, root, reduction, block, place: 0, made }, data, deadline)
+        self.collective_of(What::new(operation, (kind, root, reduction), block, 0), data, deadline)
     }
 
     pub(super) fn collective_of(&self, what: What, data: Data<'_>, deadline: impl Into<Deadline>) -> Result<()> {
@@ -339,10 +340,10 @@ impl World {
         let another = Misuse::Order("another thread is in a collective of this world");
         let mut boards = self.inner.boards.try_lock().ok_or_else(|| self.misuse(operation, another))?;
         match &*boards {
-            Some(Boards { main, between, .. }) => {
-                main.board.check(operation)?;
-                between.iter().try_for_each(|between| between.board.check(operation))?;
+            Some(Boards { is_broken: true, .. }) => {
+                return Err(self.misuse(operation, Misuse::OutOfStep(BROKEN)));
             }
+            Some(Boards { main, .. }) => main.board.check(operation)?,
             None => {
                 *deadline = deadline.instant().into();
                 *boards = Some(self.open_boards(operation, *deadline)?);
@@ -361,7 +362,13 @@ impl World {
     ) -> Result<()> {
         let called = match &self.inner.levels {
             None => self.call_on(&mut boards.main, what, data, deadline, &|error| error),
-            Some(levels) => two_levels::Call::new(self, levels, boards, what, deadline.instant().into()).make(data),
+            Some(levels) => {
+                // They stay broken also if this thread panics.
+                boards.is_broken = true;
+                let called = two_levels::Call::new(self, levels, boards, what, deadline.instant().into()).make(data);
+                boards.is_broken = called.is_err();
+                called
+            }
         };
         let Boards { main, between, .. } = boards;
         let copies = || std::iter::once(&*main).chain(&*between).map(|open| open.board.copies());
@@ -394,30 +401,30 @@ impl World {
     }
 
     fn open_boards(&self, operation: &'static str, deadline: Deadline) -> Result<Boards> {
-        let open = |fabric: &Arc<dyn Fabric>, shares_memory: bool| -> Result<OpenBoard> {
-            let (mut board, told) = self.meet_over(
-                &**fabric,
-                shares_memory,
-                operation,
-                deadline.instant(),
-                b'c',
-                |endpoint, rank, ranks, shared| Board::new(endpoint, rank, Sizes::new(ranks, shared)),
-            )?;
-            board.meet(&told)?;
+        let open = |fabric: &Arc<dyn Fabric>, shared: bool, named: &dyn Fn(Error) -> Error| -> Result<OpenBoard> {
+            let (call, make) = ((operation, deadline.instant()), Sizes::new(fabric.ranks(), shared));
+            let (mut board, told) =
+                self.meet_over((&**fabric, named), shared, call, b'c', |endpoint, rank, _, _| {
+                    Board::new(endpoint, rank, make)
+                })?;
+            board.meet(&told).map_err(named)?;
             Ok(OpenBoard { board, waiter: Waiter::new(fabric.clone(), self.spin()) })
         };
         let scratch = Vec::new();
         let Some(levels) = &self.inner.levels else {
-            let main = open(self.fabric(), self.topology().is_one_host())?;
-            return Ok(Boards { main, between: None, scratch });
+            let main = open(self.fabric(), self.topology().is_one_host(), &|error| error)?;
+            return Ok(Boards { main, between: None, scratch, is_broken: false });
         };
         let here: Arc<dyn Fabric> = levels.here().clone();
-        let main = open(&here, true).map_err(|error| levels.of_here(error))?;
+        let main = open(&here, true, &|error| levels.of_here(error))?;
         let between = levels.network().map(|network| {
             let network: Arc<dyn Fabric> = network.clone();
-            open(&network, false).map_err(|error| levels.of_network(error))
+            open(&network, false, &|error| levels.of_network(error))
         });
-        Ok(Boards { main, between: between.transpose()?, scratch })
+        // The others of this host have their boards already, and cannot notice that this rank has none.
+        let between =
+            between.transpose().inspect_err(|error| self.abort(&format!("it could not join a collective: {error}")));
+        Ok(Boards { main, between: between?, scratch, is_broken: false })
     }
 
     /// Returns the error for a rank that met a peer in a call of another kind. The ranks are out of step.

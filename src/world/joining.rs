@@ -4,8 +4,8 @@
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
-use super::network::{self, Meeting};
-use crate::bootstrap::hosts::{self, Hosts};
+use super::network::{self, Meeting, Networks};
+use crate::bootstrap::hosts::{self, Hosts, Own};
 use crate::bootstrap::identity::{Identity, Machines};
 use crate::bootstrap::store::{self, frame};
 use crate::bootstrap::{Joined, MeetingTerms, StoreAddress, meet};
@@ -14,7 +14,7 @@ use crate::error::{Error, HostNames, Ranks, Result, text_of};
 use crate::fabric::levels::{Between, Levels};
 use crate::fabric::shm::ShmFabric;
 use crate::fabric::{Fabric, NetworkFabric};
-use crate::machine::host_identity;
+use crate::machine::{Cores, host_identity, machine_identity};
 use crate::model::HwConfig;
 use crate::seal::Secret;
 use crate::time::Deadline;
@@ -36,18 +36,20 @@ pub(super) struct Members {
     pub(super) hosts: Topology,
     /// The fabric, if it has two levels.
     pub(super) levels: Option<Arc<Levels>>,
+    /// The cores of the ranks of this machine, where they have told them.
+    pub(super) cores: Option<Vec<Cores>>,
 }
 
 impl Members {
     /// Creates members that all share the memory of one machine.
     pub(super) fn in_memory(fabric: impl Fabric + 'static) -> Self {
         let topology = Topology::one_host(fabric.ranks());
-        Members { fabric: Arc::new(fabric), hosts: topology.clone(), topology, levels: None }
+        Members { fabric: Arc::new(fabric), hosts: topology.clone(), topology, levels: None, cores: None }
     }
 
     /// Creates members that reach each other over a network alone, on these hosts.
     pub(super) fn over_network(fabric: Arc<dyn Fabric>, hosts: Topology) -> Self {
-        Members { topology: Topology::apart(fabric.ranks()), fabric, hosts, levels: None }
+        Members { topology: Topology::apart(fabric.ranks()), fabric, hosts, levels: None, cores: None }
     }
 
     /// Creates members that are each on a host of their own.
@@ -80,13 +82,23 @@ pub(super) fn join(identity: &Identity, config: &Config, measured: &HwConfig) ->
     let place = identity.store_address()?;
     let gather = |mine: &[u8], until| store::gather(&place, (rank, ranks), mine, &secret, until, terms);
     let until = Deadline::from(config.deadline).instant();
+    // This rank needs a network, unless it is alone: it opens one before it waits for the others.
+    let is_apart = config.levels == 1 && ranks > 1;
+    let opened = is_apart.then(|| Networks::open((rank, ranks), config, measured)).transpose()?;
     let meet =
-        |mine: &[u8]| gather(mine, until).map_err(|error| network::explain(error, (rank, ranks), config, measured));
-    let Hosts { lowest, place: of_host } = hosts::prove(rank, (config.levels > 1).then(host_identity), meet)?;
+        |mine: &[u8]| gather(mine, until).map_err(|error| network::explain(error, opened.as_ref(), (config, measured)));
+    let own_host = Own {
+        host: (config.levels > 1).then(host_identity),
+        machine: Some(machine_identity()).filter(|machine| !machine.is_empty()).unwrap_or_else(host_identity),
+        about: Cores::own().encode(),
+    };
+    let Hosts { lowest, place: of_host, on_machine } = hosts::prove(rank, own_host, meet)?;
+    let cores = on_machine.iter().map(|cores| Cores::decode(cores)).collect::<Option<Vec<_>>>();
     let hosts = Topology::by_lowest(&lowest);
-    let is_told_a_network = matches!(config.fabric, FabricChoice::Ofi | FabricChoice::Verbs);
-    if hosts.is_one_host() && (config.levels > 1 || !is_told_a_network) {
-        return join_by_memory(&format!("{of_host}-memory"), (rank, ranks), &secret, (terms, until), &|| Ok(()));
+    if uses_memory(&hosts, config) {
+        let place = format!("{of_host}-memory");
+        let members = join_by_memory(&place, (rank, ranks), &secret, (terms, until), &|| Ok(()))?;
+        return Ok(Members { cores, ..members });
     }
     if config.fabric == FabricChoice::Shm {
         let (here, there) = (Ranks(hosts.ranks_of(0).to_vec()), Ranks(hosts.ranks_of(1).to_vec()));
@@ -100,15 +112,27 @@ pub(super) fn join(identity: &Identity, config: &Config, measured: &HwConfig) ->
     let members = match hosts.is_apart() {
         true => {
             let meeting = Meeting { secret: &secret, gather, has_another: true, named: None };
-            Members::over_network(network::join((rank, ranks), config, measured, meeting)?, hosts)
+            let networks = opened.map_or_else(|| Networks::open((rank, ranks), config, measured), Ok)?;
+            Members::over_network(network::join(networks, config, measured, meeting)?, hosts)
         }
         false => {
+            // That was opened for one of other members.
+            drop(opened);
             let agents: Vec<u32> = (0..hosts.hosts()).map(|host| hosts.leader(host)).collect();
             let own = (hosts.host_of(rank), hosts.hosts());
-            let of_agents = |mine: &[u8], until| store::gather(&place, own, mine, &secret, until, terms);
+            let of_agents = |mine: &[u8], until| {
+                let gathered = store::gather(&place, own, mine, &secret, until, terms);
+                gathered.map_err(|error| match error {
+                    // A store counts those that meet there.
+                    Error::Join { cause, .. } => {
+                        Error::join(own.0, format!("{cause} (these are the lowest ranks of the hosts: {agents:?})"))
+                    }
+                    other => other,
+                })
+            };
             let meeting = Meeting { secret: &secret, gather: of_agents, has_another: true, named: Some(&agents) };
             let memory = meet_on_host(&format!("{of_host}-memory"), (rank, &hosts), &secret, (terms, until))?;
-            join_levels((rank, &hosts), memory, meeting, (config, measured), until)?
+            join_levels((rank, &hosts), memory, meeting, (config, measured))?
         }
     };
     let is_spread = members.fabric.neighbours().len() < ranks as usize;
@@ -117,7 +141,13 @@ pub(super) fn join(identity: &Identity, config: &Config, measured: &HwConfig) ->
     if own.is_none() && rank == 0 && is_open && !matches!(place, StoreAddress::Unix(_)) {
         warn_without_secret();
     }
-    Ok(members)
+    Ok(Members { cores, ..members })
+}
+
+/// Returns whether ranks on these hosts use shared memory alone. One rank may be told to use a network nevertheless.
+pub(super) fn uses_memory(hosts: &Topology, config: &Config) -> bool {
+    let is_told_a_network = matches!(config.fabric, FabricChoice::Ofi | FabricChoice::Verbs);
+    hosts.is_one_host() && (config.levels > 1 || !is_told_a_network)
 }
 
 /// Meets the ranks of this rank's host, and shares memory with them.
@@ -150,7 +180,6 @@ fn join_levels<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
     here: ShmFabric,
     meeting: Meeting<'_, F>,
     (config, measured): (&Config, &HwConfig),
-    until: Instant,
 ) -> Result<Members> {
     const OPERATION: &str = "join";
     let host = hosts.host_of(rank);
@@ -159,15 +188,20 @@ fn join_levels<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
     let agents: Vec<u32> = (0..hosts.hosts()).map(|host| hosts.leader(host)).collect();
     let is_agent = hosts.index_on_host(rank) == 0;
     let network = is_agent.then(|| {
-        let joined = network::join((host, hosts.hosts()), config, measured, meeting);
-        joined.map_err(|error| error.renumbered(|host| agents[host as usize]))
+        let networks = Networks::open((host, hosts.hosts()), config, measured);
+        let joined = networks.and_then(|networks| network::join(networks, config, measured, meeting));
+        let named = joined.map_err(|error| error.renumbered(|host| agents.get(host as usize).copied().unwrap_or(host)));
+        // It names the ranks as they are already.
+        named.map_err(|error| error.on(&HostNames::default()))
     });
     let told = match &network {
         Some(Ok(network)) => frame::encode_world(&introduction(&**network, hosts.hosts())),
         Some(Err(error)) => frame::encode_world(&[error.to_string().into_bytes()]),
         None => Vec::new(),
     };
-    let heard = here.exchange_long(OPERATION, &told, until.max(Instant::now()) + PATIENCE).map_err(named);
+    // An agent has a deadline of its own from here on.
+    let latest = Deadline::from(config.deadline).instant() + PATIENCE;
+    let heard = here.exchange_long(OPERATION, &told, latest).map_err(named);
     let network = network.transpose()?;
     let strange = || Error::join(rank, format!("rank {} introduced the network in a strange way", ranks[0]));
     let heard = heard?;
@@ -177,16 +211,16 @@ fn join_levels<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
     };
     let (config, measured) = (config.clone(), measured.clone());
     let times = (config.deadline, config.ofi.patience.linger);
-    let join_direct = Box::new(move |levels: &Levels, until: Instant| -> Result<Arc<dyn Fabric>> {
+    let join_direct = Box::new(move |levels: &Levels, until: Instant| {
         let secret = Secret::of(&levels.secret_of(b"direct"));
         let gather = |mine: &[u8]| levels.exchange_long("open", mine, until);
         let all: Vec<u32> = (0..levels.ranks()).collect();
-        Ok(network::join_among((levels.rank(), &all), (&config, &measured), &secret, gather)?)
+        network::join_among((levels.rank(), &all), (&config, &measured), &secret, gather)
     });
     let levels = Levels::new((rank, hosts.clone()), Arc::new(here), (network, between), times, join_direct);
     let levels = Arc::new(levels);
     let topology = Topology::apart(hosts.ranks());
-    Ok(Members { fabric: levels.clone(), topology, hosts: hosts.clone(), levels: Some(levels) })
+    Ok(Members { fabric: levels.clone(), topology, hosts: hosts.clone(), levels: Some(levels), cores: None })
 }
 
 /// Encodes what an agent tells its host about the network among agents.
@@ -213,7 +247,7 @@ fn heard_of(told: &[u8], hosts: &Topology) -> Option<Between> {
         provider: text(&parts[1]).filter(|provider| !provider.is_empty()),
         by_processor: parts[2] == [1],
         host_names: HostNames::new(of_ranks.collect()),
-        secret: parts[3].clone(),
+        secret: Secret::of(&parts[3]),
     })
 }
 

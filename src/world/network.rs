@@ -104,6 +104,27 @@ impl Opened {
     }
 }
 
+/// The networks of this machine, as this rank has opened them.
+#[derive(Debug)]
+pub(super) struct Networks {
+    opened: [Opened; NETWORKS.len()],
+    ranks: (u32, u32),
+}
+
+impl Networks {
+    /// Opens the networks for a rank of so many.
+    ///
+    /// # Errors
+    /// Wrong settings.
+    pub(super) fn open(ranks: (u32, u32), config: &Config, measured: &HwConfig) -> Result<Self> {
+        let opened = NETWORKS.map(|network| network.open(ranks, config, measured));
+        match opened.iter().find(|it| matches!(it, Opened::Refused(Error::Config(_)))) {
+            Some(Opened::Refused(error)) => Err(error.clone()),
+            _ => Ok(Networks { opened, ranks }),
+        }
+    }
+}
+
 /// How ranks tell each other about themselves.
 pub(super) struct Meeting<'s, F> {
     /// The secret that the ranks share and never send.
@@ -119,10 +140,9 @@ pub(super) struct Meeting<'s, F> {
 /// Joins a world by the network that all its ranks agree on.
 ///
 /// # Errors
-/// Those of the meeting. Wrong settings, before this rank meets the others. No network can be used by all ranks. A rank
-/// does not come, or cannot be reached.
+/// Those of the meeting. No network can be used by all ranks. A rank does not come, or cannot be reached.
 pub(super) fn join<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
-    ranks: (u32, u32),
+    Networks { mut opened, ranks }: Networks,
     config: &Config,
     measured: &HwConfig,
     Meeting { secret, gather, has_another, named }: Meeting<'_, F>,
@@ -130,11 +150,7 @@ pub(super) fn join<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
     let rank = ranks.0;
     let name = |rank: u32| named.map_or(rank, |named| named[rank as usize]);
     let failed = |cause: String| Error::join(rank, cause);
-    let mut opened = NETWORKS.map(|network| network.open(ranks, config, measured));
-    if let Some(Opened::Refused(error)) = opened.iter().find(|it| matches!(it, Opened::Refused(Error::Config(_)))) {
-        return Err(error.clone());
-    }
-    // Opening may take long, and the other ranks may arrive meanwhile.
+    // Opening may have taken long, and the other ranks may have arrived meanwhile.
     let until = Deadline::from(config.deadline).instant();
     let meet = |opened: &[Opened; NETWORKS.len()]| -> Result<Vec<Offers>> {
         let own = opened.each_ref().map(Opened::offer);
@@ -204,7 +220,8 @@ pub(super) fn join_among(
     };
     // All ranks meet equally often.
     let meeting = Meeting { secret, gather, has_another: false, named: None };
-    let joined = join((rank, members.len() as u32), config, measured, meeting);
+    let networks = Networks::open((rank, members.len() as u32), config, measured);
+    let joined = networks.and_then(|networks| join(networks, config, measured, meeting));
     if !told.get() {
         // The error of this rank says more than one of the exchange.
         let _ = exchange(&[]);
@@ -244,12 +261,15 @@ fn wait_for_an_interface(
 }
 
 /// Adds a likely explanation to the error of a meeting that did not come about: this rank has no way to other hosts.
-pub(super) fn explain(error: Error, ranks: (u32, u32), config: &Config, measured: &HwConfig) -> Error {
+pub(super) fn explain(error: Error, networks: Option<&Networks>, (config, measured): (&Config, &HwConfig)) -> Error {
     let Error::Join { rank, cause } = &error else { return error };
     if config.ofi.on_one_machine {
         return error;
     }
-    let offers = NETWORKS.map(|network| network.open(ranks, config, measured).offer());
+    let offers = match networks {
+        Some(networks) => networks.opened.each_ref().map(Opened::offer),
+        None => NETWORKS.map(|network| network.open((*rank, *rank + 1), config, measured).offer()),
+    };
     let alone = offers.iter().find_map(|offer| match offer {
         Offer::Ready(ready) if ready.scope == Scope::Machine => Some(ready),
         _ => None,

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use super::joining::{Members, join_by_memory};
+use super::joining::{Members, join_by_memory, uses_memory};
 use super::{World, network};
 use crate::bootstrap::MeetingTerms;
 use crate::bootstrap::store::frame::{decode_world, encode_world};
@@ -79,7 +79,7 @@ impl World {
         let terms = MeetingTerms { deadline: config.deadline, together: "and did it call split, too" };
         let is_near = self.topology().is_one_host();
         let secret = Secret::of(&self.fabric().secret_of(&group.secret));
-        if group.hosts.is_one_host() && config.levels > 1 {
+        if uses_memory(&group.hosts, config) {
             if !is_near {
                 gather(&[])?;
             }

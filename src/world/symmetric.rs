@@ -225,10 +225,7 @@ impl SymmetricMemory {
         if world.size() == 1 {
             return world.fabric().health(OPERATION);
         }
-        let what = |kind, block, place| {
-            let reduction = (dtype, reduce);
-            What { operation: OPERATION, kind, root: 0, reduction, block, place, made: (kind, 0, block) }
-        };
+        let what = |kind, block, place| What::new(OPERATION, (kind, 0, (dtype, reduce)), block, place);
         if self.windows.is_empty() || is_small(range.len(), world.size()) {
             let what = what(Kind::AllReduce, range.len(), place(self.number, range.start));
             let data = Data::even(None, self.own.contribution(range.start, range.len()));

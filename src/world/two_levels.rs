@@ -14,6 +14,7 @@ use super::World;
 use super::collectives::{Boards, OpenBoard};
 use crate::board::{Blocks, Data, Kind, What};
 use crate::error::{Error, Result};
+use crate::fabric::CACHE_LINE;
 use crate::fabric::levels::Levels;
 use crate::reduce::{narrow, partial, widen};
 use crate::time::Deadline;
@@ -41,7 +42,7 @@ impl<'c> Call<'c> {
         what: What,
         until: Deadline,
     ) -> Self {
-        let Boards { main, between, scratch } = boards;
+        let Boards { main, between, scratch, .. } = boards;
         Call { world, levels, here: main, between: between.as_mut(), scratch, what, until }
     }
 
@@ -205,92 +206,99 @@ impl<'c> Call<'c> {
         let (dtype, reduce) = self.what.reduction;
         let (wide, folded) = partial((dtype, reduce));
         let (hosts, size, block) = (self.hosts(), self.world.size() as usize, self.what.block);
-        let wide_block = block / dtype.size() * wide.size();
-        let mut memory = Memory::of([
-            size * wide_block,
-            size * wide_block,
-            self.ranks_here() * wide_block,
-            self.ranks_here() * block,
-        ]);
-        let [own, all, of_host, narrowed] = memory.parts();
-        widen((dtype, reduce), input.unwrap_or_default(), own);
-        let what = |call: &Self, kind, bytes| What { reduction: (wide, folded), ..call.part(kind, 0, bytes) };
-        let target = if self.is_agent() { &mut *all } else { &mut [] };
-        self.here(what(self, Kind::Reduce, size * wide_block), Data::even(&*own, target))?;
-        let bounds = host_bounds(hosts, wide_block);
-        if self.is_agent() {
-            by_host(hosts, wide_block, all, own);
-        }
-        let data = Data { input: Some(own), output: of_host, from: Blocks::Bounds(&bounds), to: Blocks::Even };
-        self.between(what(self, Kind::ReduceScatter, hosts.widest() as usize * wide_block), data)?;
-        if self.is_agent() {
+        for range in chunks(block, block_chunk(hosts, wide.size()) / wide.size() * dtype.size()) {
+            let (bytes, wide_bytes) = (range.len(), range.len() / dtype.size() * wide.size());
+            let at_agent = if self.is_agent() { self.ranks_here() } else { 0 };
+            let mut memory =
+                Memory::of([size * wide_bytes, size * wide_bytes, at_agent * wide_bytes, at_agent * bytes]);
+            let [own, of_all, of_host, narrowed] = memory.parts();
+            for (place, rank) in places(hosts) {
+                let piece = &input.unwrap_or_default()[rank * block..][range.clone()];
+                widen((dtype, reduce), piece, &mut own[place * wide_bytes..][..wide_bytes]);
+            }
+            let what = |call: &Self, kind, bytes| What { reduction: (wide, folded), ..call.part(kind, 0, bytes) };
+            let target = if self.is_agent() { &mut *of_all } else { &mut [] };
+            self.here(what(self, Kind::Reduce, size * wide_bytes), Data::even(&*own, target))?;
+            let bounds = host_bounds(hosts, wide_bytes);
+            let data = Data { input: Some(of_all), output: of_host, from: Blocks::Bounds(&bounds), to: Blocks::Even };
+            self.between(what(self, Kind::ReduceScatter, hosts.widest() as usize * wide_bytes), data)?;
             narrow((dtype, reduce), self.world.size(), of_host, narrowed);
+            let input = self.is_agent().then_some(&*narrowed);
+            self.here(self.part(Kind::Scatter, 0, bytes), Data::even(input, &mut output[range]))?;
         }
-        let input = self.is_agent().then_some(&*narrowed);
-        self.here(self.part(Kind::Scatter, 0, block), Data::even(input, output))
+        Ok(())
     }
 
-    /// Gathers a block of each rank of this host at the agent.
+    /// Gathers a piece of each rank of this host at the agent.
     fn gather_here(&mut self, mine: &[u8], of_host: &mut [u8]) -> Result<()> {
-        let of_host = if self.is_agent() { of_host } else { &mut [] };
         self.here(self.part(Kind::Gather, 0, mine.len()), Data::even(mine, of_host))
     }
 
     fn gather(&mut self, Data { input, output, .. }: Data<'_>) -> Result<()> {
-        let (hosts, block) = (self.hosts(), self.what.block);
-        let (all, root_host) = (hosts.ranks() as usize * block, hosts.host_of(self.what.root));
-        let is_at_root = self.is_agent() && self.host() == root_host;
-        let of_all = if is_at_root { all } else { 0 };
-        let mut memory = Memory::of([self.ranks_here() * block, of_all, of_all]);
-        let [of_host, gathered, ordered] = memory.parts();
-        self.gather_here(input.unwrap_or_default(), of_host)?;
-        let bounds = host_bounds(hosts, block);
-        let what = self.part(Kind::Gather, root_host, hosts.widest() as usize * block);
-        let data = Data { input: Some(of_host), output: gathered, from: Blocks::Even, to: Blocks::Bounds(&bounds) };
-        self.between(what, data)?;
-        let Some(root) = self.root_here() else { return Ok(()) };
-        if is_at_root {
-            by_rank(hosts, block, gathered, ordered);
+        let (hosts, block, root_host) = (self.hosts(), self.what.block, self.hosts().host_of(self.what.root));
+        let is_root = self.rank() == self.what.root;
+        for range in chunks(block, block_chunk(hosts, 1)) {
+            let bytes = hosts.ranks() as usize * range.len();
+            let of_host = if self.is_agent() { self.ranks_here() * range.len() } else { 0 };
+            let is_at_root = self.is_agent() && self.host() == root_host;
+            let mut memory = Memory::of([of_host, if is_at_root { bytes } else { 0 }, if is_root { bytes } else { 0 }]);
+            let [of_host, gathered, taken] = memory.parts();
+            self.gather_here(&input.unwrap_or_default()[range.clone()], of_host)?;
+            let bounds = host_bounds(hosts, range.len());
+            let what = self.part(Kind::Gather, root_host, hosts.widest() as usize * range.len());
+            let data = Data { input: Some(of_host), output: gathered, from: Blocks::Even, to: Blocks::Bounds(&bounds) };
+            self.between(what, data)?;
+            if let Some(root) = self.root_here() {
+                self.hand((0, root), bytes, gathered, taken)?;
+            }
+            if is_root {
+                by_rank(hosts, (block, range), taken, output);
+            }
         }
-        self.hand((0, root), all, ordered, output)
+        Ok(())
     }
 
     fn all_gather(&mut self, Data { input, output, .. }: Data<'_>) -> Result<()> {
         let (hosts, block) = (self.hosts(), self.what.block);
-        let of_all = if self.is_agent() { output.len() } else { 0 };
-        let mut memory = Memory::of([self.ranks_here() * block, of_all]);
-        let [of_host, gathered] = memory.parts();
-        self.gather_here(input.unwrap_or_default(), of_host)?;
-        let bounds = host_bounds(hosts, block);
-        let what = self.part(Kind::AllGather, 0, hosts.widest() as usize * block);
-        let data = Data { input: Some(of_host), output: gathered, from: Blocks::Even, to: Blocks::Bounds(&bounds) };
-        self.between(what, data)?;
-        if self.is_agent() {
-            by_rank(hosts, block, gathered, output);
+        for range in chunks(block, block_chunk(hosts, 1)) {
+            let of_host = if self.is_agent() { self.ranks_here() * range.len() } else { 0 };
+            let mut memory = Memory::of([of_host, hosts.ranks() as usize * range.len()]);
+            let [of_host, gathered] = memory.parts();
+            self.gather_here(&input.unwrap_or_default()[range.clone()], of_host)?;
+            let bounds = host_bounds(hosts, range.len());
+            let what = self.part(Kind::AllGather, 0, hosts.widest() as usize * range.len());
+            let (from, to) = (Blocks::Even, Blocks::Bounds(&bounds[..]));
+            self.between(what, Data { input: Some(of_host), output: gathered, from, to })?;
+            self.here(self.part(Kind::Broadcast, 0, gathered.len()), Data::even(None, gathered))?;
+            by_rank(hosts, (block, range), gathered, output);
         }
-        self.here(self.part(Kind::Broadcast, 0, output.len()), Data::even(None, output))
+        Ok(())
     }
 
     fn scatter(&mut self, Data { input, output, .. }: Data<'_>) -> Result<()> {
-        let (hosts, block) = (self.hosts(), self.what.block);
-        let (all, root_host) = (hosts.ranks() as usize * block, hosts.host_of(self.what.root));
-        let is_at_root = self.is_agent() && self.host() == root_host;
-        let of_all = if is_at_root { all } else { 0 };
-        let mut memory = Memory::of([of_all, of_all, self.ranks_here() * block]);
-        let [given, ordered, of_host] = memory.parts();
-        if let Some(root) = self.root_here() {
-            self.hand((root, 0), all, input.unwrap_or_default(), given)?;
+        let (hosts, block, root_host) = (self.hosts(), self.what.block, self.hosts().host_of(self.what.root));
+        for range in chunks(block, block_chunk(hosts, 1)) {
+            let bytes = hosts.ranks() as usize * range.len();
+            let of_host = if self.is_agent() { self.ranks_here() * range.len() } else { 0 };
+            let is_at_root = self.is_agent() && self.host() == root_host;
+            let of_root = if input.is_some() { bytes } else { 0 };
+            let mut memory = Memory::of([of_root, if is_at_root { bytes } else { 0 }, of_host]);
+            let [ordered, given, of_host] = memory.parts();
+            if let Some(input) = input {
+                by_host(hosts, (block, range.clone()), input, ordered);
+            }
+            if let Some(root) = self.root_here() {
+                self.hand((root, 0), bytes, ordered, given)?;
+            }
+            let bounds = host_bounds(hosts, range.len());
+            let what = self.part(Kind::Scatter, root_host, hosts.widest() as usize * range.len());
+            let input = is_at_root.then_some(&*given);
+            let data = Data { input, output: of_host, from: Blocks::Bounds(&bounds), to: Blocks::Even };
+            self.between(what, data)?;
+            let input = self.is_agent().then_some(&*of_host);
+            self.here(self.part(Kind::Scatter, 0, range.len()), Data::even(input, &mut output[range]))?;
         }
-        if is_at_root {
-            by_host(hosts, block, given, ordered);
-        }
-        let bounds = host_bounds(hosts, block);
-        let what = self.part(Kind::Scatter, root_host, hosts.widest() as usize * block);
-        let input = is_at_root.then_some(&*ordered);
-        let data = Data { input, output: of_host, from: Blocks::Bounds(&bounds), to: Blocks::Even };
-        self.between(what, data)?;
-        let input = self.is_agent().then_some(&*of_host);
-        self.here(self.part(Kind::Scatter, 0, block), Data::even(input, output))
+        Ok(())
     }
 
     /// Each agent gets all that its host's ranks send, and gives them all that they receive.
@@ -323,12 +331,28 @@ impl<'c> Call<'c> {
             true => (ends(&|index| total(sends(index))), ends(&|index| total(receives(index)))),
             false => (vec![0; here + 1], vec![0; here + 1]),
         };
+        // The steps follow the largest block of each of the three calls.
+        let between_hosts = |host: u32| -> usize {
+            let of = |index: usize| hosts.ranks_of(host).iter().map(move |&rank| (index, rank as usize));
+            (0..here).flat_map(of).map(|(index, rank)| sends(index)[rank + 1] - sends(index)[rank]).sum()
+        };
+        let largest = |ends: &[usize]| ends.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(0);
+        let mut most = [0, largest(&sent), largest(&received)];
+        if is_agent {
+            let own = (0..hosts.hosts()).map(between_hosts).max().unwrap_or(0);
+            let mut all = vec![0usize; hosts.hosts() as usize];
+            let what = self.part(Kind::AllGather, 0, size_of::<usize>());
+            let (own, told) = (bytemuck::bytes_of(&own), bytemuck::cast_slice_mut(&mut all));
+            self.between(what, Data::even(own, told))?;
+            most[0] = all.into_iter().max().unwrap_or(0);
+        }
+        let told = self.part(Kind::Broadcast, 0, size_of_val(&most));
+        self.here(told, Data::even(None, bytemuck::cast_slice_mut(&mut most)))?;
+        let [most_between, most_sent, most_received] = most;
         let mut memory = Memory::of([sent[here], sent[here], received[here], received[here]]);
         let [gathered, by_target, by_source, scattered] = memory.parts();
-        // A rank sends at most so much.
-        let most = size * self.what.block;
         let data = Data { input, output: gathered, from: Blocks::Even, to: Blocks::Bounds(&sent) };
-        self.here(self.part(Kind::Gather, 0, most), data)?;
+        self.here(self.part(Kind::Gather, 0, most_sent), data)?;
         let (mut to_hosts, mut from_hosts) = (vec![0], vec![0]);
         if is_agent {
             let (mut at, mut end) = (0, 0);
@@ -346,8 +370,7 @@ impl<'c> Call<'c> {
                 from_hosts.push(end);
             }
         }
-        let widest = hosts.widest() as usize;
-        let what = self.part(Kind::AllToAll, 0, widest * widest * self.what.block);
+        let what = self.part(Kind::AllToAll, 0, most_between);
         let (from, to) = (Blocks::Bounds(&to_hosts), Blocks::Bounds(&from_hosts));
         self.between(what, Data { input: Some(by_target), output: by_source, from, to })?;
         if is_agent {
@@ -365,7 +388,7 @@ impl<'c> Call<'c> {
         }
         let input = is_agent.then_some(&*scattered);
         let data = Data { input, output, from: Blocks::Bounds(&received), to: Blocks::Even };
-        self.here(self.part(Kind::Scatter, 0, most), data)
+        self.here(self.part(Kind::Scatter, 0, most_received), data)
     }
 }
 
@@ -422,16 +445,21 @@ fn places(hosts: &Topology) -> impl Iterator<Item = (usize, usize)> {
     (0..).zip(ranks.map(|rank| rank as usize))
 }
 
-/// Orders blocks that lie in the order of ranks host after host.
-fn by_host(hosts: &Topology, block: usize, from: &[u8], to: &mut [u8]) {
+/// Orders a part of blocks that lie in the order of ranks host after host.
+fn by_host(hosts: &Topology, (block, part): (usize, Range<usize>), from: &[u8], to: &mut [u8]) {
     places(hosts).for_each(|(place, rank)| {
-        to[place * block..][..block].copy_from_slice(&from[rank * block..][..block]);
+        to[place * part.len()..][..part.len()].copy_from_slice(&from[rank * block..][part.clone()]);
     });
 }
 
-/// Orders blocks that lie host after host in the order of ranks.
-fn by_rank(hosts: &Topology, block: usize, from: &[u8], to: &mut [u8]) {
+/// Puts a part of blocks that lie host after host where it belongs in blocks in the order of ranks.
+fn by_rank(hosts: &Topology, (block, part): (usize, Range<usize>), from: &[u8], to: &mut [u8]) {
     places(hosts).for_each(|(place, rank)| {
-        to[rank * block..][..block].copy_from_slice(&from[place * block..][..block]);
+        to[rank * block..][part.clone()].copy_from_slice(&from[place * part.len()..][..part.len()]);
     });
+}
+
+/// The bytes of a block that go at a time, where a block of each rank does: whole cache lines, as elements of this size.
+fn block_chunk(hosts: &Topology, size: usize) -> usize {
+    (CHUNK / hosts.ranks() as usize).next_multiple_of(CACHE_LINE * size)
 }

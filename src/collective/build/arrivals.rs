@@ -28,6 +28,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
             Ok((Tape::of_groups(world, number, &choices)?, choices, plan, areas))
         });
         let (tape, _, plan, areas) = self.agree(planned, |(_, choices, ..)| choices.clone(), until)?;
+        world.fabric().reach_all(OPERATION, until)?;
         let mut endpoint = self.or_abort(world.fabric().open(RawAccess::CRATE))?;
         let topology = world.topology().clone();
         let host = topology.host_of(world.rank());
