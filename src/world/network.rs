@@ -112,7 +112,7 @@ pub(super) struct Networks {
 }
 
 impl Networks {
-    /// Opens the networks for a rank of so many.
+    /// Opens the networks for a rank, given with the number of ranks.
     ///
     /// # Errors
     /// Wrong settings.
