@@ -42,6 +42,7 @@ impl World {
 #[pymethods]
 impl World {
     #[new]
+    #[allow(clippy::too_many_arguments, reason = "Python passes them by name")]
     #[pyo3(signature = (*, place=None, fabric=None, provider=None, secret=None, hw_config=None, deadline=None, levels=None))]
     fn new(
         py: Python<'_>,
