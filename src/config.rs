@@ -33,6 +33,13 @@ pub enum FabricChoice {
     Verbs,
 }
 
+impl FabricChoice {
+    /// Returns whether the user has named a network.
+    pub(crate) fn names_a_network(self) -> bool {
+        matches!(self, FabricChoice::Ofi | FabricChoice::Verbs)
+    }
+}
+
 crate::named::named!(FabricChoice, "fabric", "auto, shm, ofi, verbs", "auto" => Auto, "shm" => Shm, "ofi" => Ofi, "verbs" => Verbs);
 
 /// How long a rank of a world over a network waits for others.

@@ -113,6 +113,11 @@ impl Topology {
         (0..self.hosts).filter(move |&host| host != own)
     }
 
+    /// The lowest rank of each host.
+    pub(crate) fn leaders(&self) -> Vec<u32> {
+        (0..self.hosts).map(|host| self.leader(host)).collect()
+    }
+
     /// The rank that provides the memory of a host: its lowest.
     pub(crate) fn leader(&self, host: u32) -> u32 {
         self.ranks_of(host)[0]

@@ -16,7 +16,6 @@ use signal_hook::iterator::Signals;
 use super::keeper::Keeper;
 use super::relay::Outlet;
 use crate::Config;
-use crate::config::FabricChoice;
 use crate::fabric::ofi;
 
 /// Where ranks run.
@@ -228,8 +227,7 @@ pub(super) fn check_ranks(ranks: u32) -> Result<(), String> {
 pub(super) fn again(ranks: u32, bind: Bind, config: &Config) -> super::Outcome {
     check_ranks(ranks)?;
     let is_left_open = std::env::var_os(LEVELS).is_none_or(|levels| levels.is_empty());
-    let names_a_network = matches!(config.fabric, FabricChoice::Ofi | FabricChoice::Verbs);
-    let variables: &[_] = if names_a_network && is_left_open { &[(LEVELS, "1")] } else { &[] };
+    let variables: &[_] = if config.fabric.names_a_network() && is_left_open { &[(LEVELS, "1")] } else { &[] };
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
     let program = std::env::current_exe()?;
     Launch { ranks, bind, output: Output::First, program: program.as_os_str(), args: &args, variables }.run()

@@ -101,6 +101,21 @@ fn failure_of(error: Error) -> Option<Failure> {
     }
 }
 
+/// Fails the memory of a host for the reason of a network, or returns the memory's reason, for which the network must fail.
+/// A network's reason has the numbers of the world.
+fn pass_on(
+    (memory, of_here): (&ShmFabric, &Numbers),
+    failed: Option<Failure>,
+    of_network: Option<Failure>,
+) -> Option<Failure> {
+    match (of_network, failed) {
+        (Some(failure), None) => memory.fail(&of_here.in_part(failure)),
+        (None, Some(failure)) => return Some(of_here.in_world(failure)),
+        _ => {}
+    }
+    None
+}
+
 fn renumbered(failure: Failure, number: impl Fn(u32) -> u32) -> Failure {
     match failure {
         Failure::Aborted { by, reason } => Failure::Aborted { by: number(by), reason },
@@ -155,19 +170,15 @@ impl Levels {
         join_direct: JoinDirect,
     ) -> Self {
         let of_here = Numbers { members: hosts.ranks_of(hosts.host_of(rank)).into() };
-        let of_network = Numbers { members: (0..hosts.hosts()).map(|host| hosts.leader(host)).collect() };
+        let of_network = Numbers { members: hosts.leaders().into() };
         if let Some(network) = &network {
             let (memory, of_here, of_network) = (here.clone(), of_here.clone(), of_network.clone());
             network.attend(Box::new(move |failure| {
                 let seen = memory.check_peers("heartbeat").err();
                 // A rank may have died while it wrote why the memory has failed.
                 let failed = memory.failure().or_else(|| seen.and_then(failure_of));
-                match (failure, failed) {
-                    (Some(failure), None) => memory.fail(&of_here.in_part(of_network.in_world(failure))),
-                    (None, Some(failure)) => return Some(of_network.in_part(of_here.in_world(failure))),
-                    _ => {}
-                }
-                None
+                let failure = failure.map(|failure| of_network.in_world(failure));
+                pass_on((&memory, &of_here), failed, failure).map(|failure| of_network.in_part(failure))
             }));
         }
         Levels {
@@ -215,11 +226,9 @@ impl Levels {
     /// Passes on why the host or the network has failed, if one of them has.
     fn pass_on(&self) {
         let Some(network) = &self.network else { return };
-        match (network.failure(), self.here.failure()) {
-            (Some(failure), None) => self.here.fail(&self.of_here.in_part(self.of_network.in_world(failure))),
-            (None, Some(failure)) => network.fail(self.of_network.in_part(self.of_here.in_world(failure))),
-            _ => {}
-        }
+        let failure = network.failure().map(|failure| self.of_network.in_world(failure));
+        let passed = pass_on((&self.here, &self.of_here), self.here.failure(), failure);
+        passed.into_iter().for_each(|failure| network.fail(self.of_network.in_part(failure)));
     }
 
     /// Gives the bytes of the host's ranks to the other hosts, on an agent, and returns those of all ranks. If a rank of the
@@ -359,14 +368,7 @@ impl Fabric for Levels {
         }
         let joined = (self.join_direct)(self, deadline)?;
         let (memory, of_here) = (self.here.clone(), self.of_here.clone());
-        joined.attend(Box::new(move |failure| {
-            match (failure, memory.failure()) {
-                (Some(failure), None) => memory.fail(&of_here.in_part(failure)),
-                (None, Some(failure)) => return Some(of_here.in_world(failure)),
-                _ => {}
-            }
-            None
-        }));
+        joined.attend(Box::new(move |failure| pass_on((&memory, &of_here), memory.failure(), failure)));
         let _ = self.direct.set(joined);
         Ok(())
     }

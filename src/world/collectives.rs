@@ -365,7 +365,7 @@ impl World {
             Some(levels) => {
                 // They stay broken also if this thread panics.
                 boards.is_broken = true;
-                let called = two_levels::Call::new(self, levels, boards, what, deadline.instant().into()).make(data);
+                let called = two_levels::call((self, levels), boards, what, data, deadline.instant().into());
                 boards.is_broken = called.is_err();
                 called
             }

@@ -118,7 +118,7 @@ pub(super) fn join(identity: &Identity, config: &Config, measured: &HwConfig) ->
         false => {
             // That was opened for one of other members.
             drop(opened);
-            let agents: Vec<u32> = (0..hosts.hosts()).map(|host| hosts.leader(host)).collect();
+            let agents = hosts.leaders();
             let own = (hosts.host_of(rank), hosts.hosts());
             let of_agents = |mine: &[u8], until| {
                 let gathered = store::gather(&place, own, mine, &secret, until, terms);
@@ -146,8 +146,7 @@ pub(super) fn join(identity: &Identity, config: &Config, measured: &HwConfig) ->
 
 /// Returns whether ranks on these hosts use shared memory alone. One rank may be told to use a network nevertheless.
 pub(super) fn uses_memory(hosts: &Topology, config: &Config) -> bool {
-    let is_told_a_network = matches!(config.fabric, FabricChoice::Ofi | FabricChoice::Verbs);
-    hosts.is_one_host() && (config.levels > 1 || !is_told_a_network)
+    hosts.is_one_host() && (config.levels > 1 || !config.fabric.names_a_network())
 }
 
 /// Meets the ranks of this rank's host, and shares memory with them.
@@ -159,9 +158,7 @@ fn meet_on_host(
 ) -> Result<ShmFabric> {
     let ranks = hosts.ranks_of(hosts.host_of(rank));
     let (index, count) = (hosts.index_on_host(rank), ranks.len() as u32);
-    let make = || ShmFabric::create(count);
-    let met = meet(name, (index, count), secret, (terms, until), &|| Ok(()), make);
-    let joined = met.and_then(|Joined { memory, processes }| ShmFabric::join(memory, index, count, &processes));
+    let joined = share_memory(name, (index, count), secret, (terms, until), &|| Ok(()));
     joined.map_err(|error| match error.renumbered(|index| ranks[index as usize]) {
         Error::Join { rank, cause } => {
             let ranks = Ranks(ranks.to_vec());
@@ -185,7 +182,7 @@ fn join_levels<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
     let host = hosts.host_of(rank);
     let ranks = hosts.ranks_of(host);
     let named = |error: Error| error.renumbered(|index| ranks.get(index as usize).copied().unwrap_or(index));
-    let agents: Vec<u32> = (0..hosts.hosts()).map(|host| hosts.leader(host)).collect();
+    let agents = hosts.leaders();
     let is_agent = hosts.index_on_host(rank) == 0;
     let network = is_agent.then(|| {
         let networks = Networks::open((host, hosts.hosts()), config, measured);
@@ -262,6 +259,19 @@ fn warn_without_secret() {
     });
 }
 
+/// Meets the ranks that share memory, and joins them there.
+fn share_memory(
+    name: &str,
+    (rank, ranks): (u32, u32),
+    secret: &Secret,
+    times: (MeetingTerms, Instant),
+    goes_on: &dyn Fn() -> Result<()>,
+) -> Result<ShmFabric> {
+    let make = || ShmFabric::create(ranks);
+    let Joined { memory, processes } = meet(name, (rank, ranks), secret, times, goes_on, make)?;
+    ShmFabric::join(memory, rank, ranks, &processes)
+}
+
 /// Meets ranks of this machine at a name, and shares memory with them. While it waits, it calls `goes_on`, whose error
 /// ends the wait.
 pub(super) fn join_by_memory(
@@ -271,7 +281,5 @@ pub(super) fn join_by_memory(
     (terms, until): (MeetingTerms, Instant),
     goes_on: &dyn Fn() -> Result<()>,
 ) -> Result<Members> {
-    let make = || ShmFabric::create(ranks);
-    let Joined { memory, processes } = meet(name, (rank, ranks), secret, (terms, until), goes_on, make)?;
-    Ok(Members::in_memory(ShmFabric::join(memory, rank, ranks, &processes)?))
+    share_memory(name, (rank, ranks), secret, (terms, until), goes_on).map(Members::in_memory)
 }

@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 use std::ffi::OsString;
-use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -115,11 +114,7 @@ const SECRET: usize = 16;
 
 impl Wish {
     fn new(rank: u32, (color, key): (u32, i32)) -> Result<Self> {
-        let mut place = "split-".to_owned();
-        for byte in draw::<16>(rank)? {
-            // Writing to a text cannot fail.
-            let _ = write!(place, "{byte:02x}");
-        }
+        let place = format!("split-{:032x}", u128::from_le_bytes(draw(rank)?));
         Ok(Wish { color, key, place, secret: draw(rank)? })
     }
 

@@ -23,42 +23,41 @@ use crate::topology::Topology;
 /// The bytes of a chunk of long data, as its elements are between hosts: a multiple of every element's size.
 const CHUNK: usize = 1 << 20;
 
+/// Makes a call of all ranks of a world.
+///
+/// # Errors
+/// Those of a call on one board, with the world's numbers of ranks.
+pub(super) fn call(
+    (world, levels): (&World, &Levels),
+    Boards { main, between, scratch, .. }: &mut Boards,
+    what: What,
+    data: Data<'_>,
+    until: Deadline,
+) -> Result<()> {
+    Call { world, levels, here: main, between: between.as_mut(), what, until }.make(data, scratch)
+}
+
 /// A call of all ranks of a world, as this rank makes it on two boards.
-pub(super) struct Call<'c> {
+struct Call<'c> {
     world: &'c World,
     levels: &'c Levels,
     here: &'c mut OpenBoard,
     between: Option<&'c mut OpenBoard>,
-    scratch: &'c mut Vec<u64>,
     what: What,
     until: Deadline,
 }
 
 impl<'c> Call<'c> {
-    pub(super) fn new(
-        world: &'c World,
-        levels: &'c Levels,
-        boards: &'c mut Boards,
-        what: What,
-        until: Deadline,
-    ) -> Self {
-        let Boards { main, between, scratch, .. } = boards;
-        Call { world, levels, here: main, between: between.as_mut(), scratch, what, until }
-    }
-
-    /// Makes the call.
-    ///
-    /// # Errors
-    /// Those of a call on one board, with the world's numbers of ranks.
-    pub(super) fn make(mut self, data: Data<'_>) -> Result<()> {
+    fn make(mut self, data: Data<'_>, scratch: &mut Vec<u64>) -> Result<()> {
         match self.what.kind {
             Kind::Broadcast => self.broadcast(data.output),
-            Kind::AllReduce | Kind::Reduce => self.reduce(data),
-            Kind::ReduceScatter => self.reduce_scatter(data),
-            Kind::Gather => self.gather(data),
-            Kind::AllGather => self.all_gather(data),
-            Kind::Scatter => self.scatter(data),
-            Kind::AllToAll => self.all_to_all(data),
+            Kind::AllReduce | Kind::Reduce => self.reduce(data, scratch),
+            Kind::ReduceScatter => self.reduce_scatter(data, scratch),
+            Kind::Gather => self.gather(data, scratch),
+            Kind::AllGather => self.all_gather(data, scratch),
+            Kind::Scatter => self.scatter(data, scratch),
+            // It takes as much memory as all that ranks of a host send and receive, which is not kept.
+            Kind::AllToAll => self.all_to_all(data, &mut Vec::new()),
             // It is about memory that ranks of one host share.
             Kind::Symmetric => self.here(self.what, data),
         }
@@ -149,16 +148,15 @@ impl<'c> Call<'c> {
     }
 
     /// All-reduce and reduce. The input of an all-reduce lies where its output goes.
-    fn reduce(&mut self, Data { input, output, .. }: Data<'_>) -> Result<()> {
+    fn reduce(&mut self, Data { input, output, .. }: Data<'_>, scratch: &mut Vec<u64>) -> Result<()> {
         let (dtype, reduce) = self.what.reduction;
         let (wide, folded) = partial((dtype, reduce));
         let is_plain = (wide, folded) == (dtype, reduce);
         let (to_all, root_host) = (self.what.kind == Kind::AllReduce, self.hosts().host_of(self.what.root));
         let bytes = input.map_or(output.len(), <[u8]>::len);
-        let mut scratch = std::mem::take(self.scratch);
         for range in chunks(bytes, CHUNK / wide.size() * dtype.size()) {
             let wide_bytes = range.len() / dtype.size() * wide.size();
-            let [partial, reduced, widened] = thirds(&mut scratch, wide_bytes);
+            let [partial, reduced, widened] = parts(scratch, [wide_bytes; 3]);
             let what = |call: &Self, kind, root| {
                 let what = call.part(kind, root, wide_bytes);
                 What { reduction: (wide, folded), ..what }
@@ -198,20 +196,18 @@ impl<'c> Call<'c> {
                 self.hand((0, root), narrow_bytes, result, chunk)?;
             }
         }
-        *self.scratch = scratch;
         Ok(())
     }
 
-    fn reduce_scatter(&mut self, Data { input, output, .. }: Data<'_>) -> Result<()> {
+    fn reduce_scatter(&mut self, Data { input, output, .. }: Data<'_>, scratch: &mut Vec<u64>) -> Result<()> {
         let (dtype, reduce) = self.what.reduction;
         let (wide, folded) = partial((dtype, reduce));
         let (hosts, size, block) = (self.hosts(), self.world.size() as usize, self.what.block);
         for range in chunks(block, block_chunk(hosts, wide.size()) / wide.size() * dtype.size()) {
             let (bytes, wide_bytes) = (range.len(), range.len() / dtype.size() * wide.size());
             let at_agent = if self.is_agent() { self.ranks_here() } else { 0 };
-            let mut memory =
-                Memory::of([size * wide_bytes, size * wide_bytes, at_agent * wide_bytes, at_agent * bytes]);
-            let [own, of_all, of_host, narrowed] = memory.parts();
+            let [own, of_all, of_host, narrowed] =
+                parts(scratch, [size * wide_bytes, size * wide_bytes, at_agent * wide_bytes, at_agent * bytes]);
             for (place, rank) in places(hosts) {
                 let piece = &input.unwrap_or_default()[rank * block..][range.clone()];
                 widen((dtype, reduce), piece, &mut own[place * wide_bytes..][..wide_bytes]);
@@ -234,15 +230,15 @@ impl<'c> Call<'c> {
         self.here(self.part(Kind::Gather, 0, mine.len()), Data::even(mine, of_host))
     }
 
-    fn gather(&mut self, Data { input, output, .. }: Data<'_>) -> Result<()> {
+    fn gather(&mut self, Data { input, output, .. }: Data<'_>, scratch: &mut Vec<u64>) -> Result<()> {
         let (hosts, block, root_host) = (self.hosts(), self.what.block, self.hosts().host_of(self.what.root));
         let is_root = self.rank() == self.what.root;
         for range in chunks(block, block_chunk(hosts, 1)) {
             let bytes = hosts.ranks() as usize * range.len();
             let of_host = if self.is_agent() { self.ranks_here() * range.len() } else { 0 };
             let is_at_root = self.is_agent() && self.host() == root_host;
-            let mut memory = Memory::of([of_host, if is_at_root { bytes } else { 0 }, if is_root { bytes } else { 0 }]);
-            let [of_host, gathered, taken] = memory.parts();
+            let [of_host, gathered, taken] =
+                parts(scratch, [of_host, if is_at_root { bytes } else { 0 }, if is_root { bytes } else { 0 }]);
             self.gather_here(&input.unwrap_or_default()[range.clone()], of_host)?;
             let bounds = host_bounds(hosts, range.len());
             let what = self.part(Kind::Gather, root_host, hosts.widest() as usize * range.len());
@@ -258,12 +254,11 @@ impl<'c> Call<'c> {
         Ok(())
     }
 
-    fn all_gather(&mut self, Data { input, output, .. }: Data<'_>) -> Result<()> {
+    fn all_gather(&mut self, Data { input, output, .. }: Data<'_>, scratch: &mut Vec<u64>) -> Result<()> {
         let (hosts, block) = (self.hosts(), self.what.block);
         for range in chunks(block, block_chunk(hosts, 1)) {
             let of_host = if self.is_agent() { self.ranks_here() * range.len() } else { 0 };
-            let mut memory = Memory::of([of_host, hosts.ranks() as usize * range.len()]);
-            let [of_host, gathered] = memory.parts();
+            let [of_host, gathered] = parts(scratch, [of_host, hosts.ranks() as usize * range.len()]);
             self.gather_here(&input.unwrap_or_default()[range.clone()], of_host)?;
             let bounds = host_bounds(hosts, range.len());
             let what = self.part(Kind::AllGather, 0, hosts.widest() as usize * range.len());
@@ -275,15 +270,14 @@ impl<'c> Call<'c> {
         Ok(())
     }
 
-    fn scatter(&mut self, Data { input, output, .. }: Data<'_>) -> Result<()> {
+    fn scatter(&mut self, Data { input, output, .. }: Data<'_>, scratch: &mut Vec<u64>) -> Result<()> {
         let (hosts, block, root_host) = (self.hosts(), self.what.block, self.hosts().host_of(self.what.root));
         for range in chunks(block, block_chunk(hosts, 1)) {
             let bytes = hosts.ranks() as usize * range.len();
             let of_host = if self.is_agent() { self.ranks_here() * range.len() } else { 0 };
             let is_at_root = self.is_agent() && self.host() == root_host;
             let of_root = if input.is_some() { bytes } else { 0 };
-            let mut memory = Memory::of([of_root, if is_at_root { bytes } else { 0 }, of_host]);
-            let [ordered, given, of_host] = memory.parts();
+            let [ordered, given, of_host] = parts(scratch, [of_root, if is_at_root { bytes } else { 0 }, of_host]);
             if let Some(input) = input {
                 by_host(hosts, (block, range.clone()), input, ordered);
             }
@@ -302,7 +296,7 @@ impl<'c> Call<'c> {
     }
 
     /// Each agent gets all that its host's ranks send, and gives them all that they receive.
-    fn all_to_all(&mut self, Data { input, output, from, to }: Data<'_>) -> Result<()> {
+    fn all_to_all(&mut self, Data { input, output, from, to }: Data<'_>, scratch: &mut Vec<u64>) -> Result<()> {
         let hosts = self.hosts();
         let (size, here) = (hosts.ranks() as usize, self.ranks_here());
         let even: Vec<usize> = (0..=size).map(|rank| rank * self.what.block).collect();
@@ -349,8 +343,8 @@ impl<'c> Call<'c> {
         let told = self.part(Kind::Broadcast, 0, size_of_val(&most));
         self.here(told, Data::even(None, bytemuck::cast_slice_mut(&mut most)))?;
         let [most_between, most_sent, most_received] = most;
-        let mut memory = Memory::of([sent[here], sent[here], received[here], received[here]]);
-        let [gathered, by_target, by_source, scattered] = memory.parts();
+        let [gathered, by_target, by_source, scattered] =
+            parts(scratch, [sent[here], sent[here], received[here], received[here]]);
         let data = Data { input, output: gathered, from: Blocks::Even, to: Blocks::Bounds(&sent) };
         self.here(self.part(Kind::Gather, 0, most_sent), data)?;
         let (mut to_hosts, mut from_hosts) = (vec![0], vec![0]);
@@ -397,37 +391,19 @@ fn chunks(bytes: usize, chunk: usize) -> impl Iterator<Item = Range<usize>> {
     (0..bytes.div_ceil(chunk).max(1)).map(move |index| index * chunk..bytes.min((index + 1) * chunk))
 }
 
-/// Parts of one allocation, each aligned to every element.
-struct Memory<const N: usize> {
-    words: Vec<u64>,
-    bytes: [usize; N],
-}
-
-impl<const N: usize> Memory<N> {
-    fn of(bytes: [usize; N]) -> Self {
-        let words = bytes.iter().map(|bytes| bytes.div_ceil(size_of::<u64>())).sum();
-        Memory { words: vec![0; words], bytes }
+/// Parts of memory that is kept from call to call, each aligned to every element.
+fn parts<const N: usize>(words: &mut Vec<u64>, bytes: [usize; N]) -> [&mut [u8]; N] {
+    let words_of = |bytes: usize| bytes.div_ceil(size_of::<u64>());
+    let needed = bytes.iter().map(|&bytes| words_of(bytes)).sum();
+    if words.len() < needed {
+        words.resize(needed, 0);
     }
-
-    fn parts(&mut self) -> [&mut [u8]; N] {
-        let mut rest = &mut self.words[..];
-        self.bytes.map(|bytes| {
-            let (part, after) = std::mem::take(&mut rest).split_at_mut(bytes.div_ceil(size_of::<u64>()));
-            rest = after;
-            &mut bytemuck::cast_slice_mut(part)[..bytes]
-        })
-    }
-}
-
-/// Three parts of memory that is kept from call to call.
-fn thirds(words: &mut Vec<u64>, bytes: usize) -> [&mut [u8]; 3] {
-    let each = bytes.div_ceil(size_of::<u64>());
-    if words.len() < 3 * each {
-        words.resize(3 * each, 0);
-    }
-    let (first, rest) = words.split_at_mut(each);
-    let (second, third) = rest.split_at_mut(each);
-    [first, second, &mut third[..each]].map(|part| &mut bytemuck::cast_slice_mut(part)[..bytes])
+    let mut rest = &mut words[..];
+    bytes.map(|bytes| {
+        let (part, after) = std::mem::take(&mut rest).split_at_mut(words_of(bytes));
+        rest = after;
+        &mut bytemuck::cast_slice_mut(part)[..bytes]
+    })
 }
 
 /// Where the blocks of the ranks of each host begin, host after host, and where the last ones end.
