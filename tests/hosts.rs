@@ -39,15 +39,8 @@ fn start(hosts: &Hosts, variables: &[(&str, &str)], role: &str) -> Job {
 
 /// Starts a rank on each of these hosts.
 fn start_on(hosts: &Hosts, places: &[usize], variables: &[(&str, &str)], role: &str) -> Job {
-    let store = format!("tcp:{}:29400", hosts.address(places[0]));
-    let start = |(rank, host): (usize, &usize)| {
-        let mut command = hosts.command(*host);
-        command.env("EARLYBIRD_STORE", &store).env("EARLYBIRD_SECRET", "of all these hosts");
-        command.env("EARLYBIRD_PROVIDER", PROVIDERS[0]);
-        command.env("EARLYBIRD_SILENCE", format!("{}s", SILENCE.as_secs())).envs(variables.iter().copied());
-        common::start(&mut command, (rank as u32, places.len() as u32), "rank", role)
-    };
-    Job { ranks: places.iter().enumerate().map(start).collect() }
+    let silence = format!("{}s", SILENCE.as_secs());
+    hosts.job(places, &[&[("EARLYBIRD_SILENCE", silence.as_str())], variables].concat(), role)
 }
 
 fn four_hosts() -> Option<Hosts> {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::hosts::Hosts;
 use common::marks::Marks;
 use common::tier::by_tier;
-use common::{Job, PROVIDERS, libfabric, said};
+use common::{libfabric, said};
 use earlybird::{Dtype, Error, Reduce, World};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -67,18 +67,6 @@ fn rank() {
     }
 }
 
-/// Starts a rank on each of these hosts.
-fn start(hosts: &Hosts, places: &[usize], role: &str) -> Job {
-    let store = format!("tcp:{}:29400", hosts.address(places[0]));
-    let start = |(rank, host): (usize, &usize)| {
-        let mut command = hosts.command(*host);
-        command.env("EARLYBIRD_STORE", &store).env("EARLYBIRD_SECRET", "of all these hosts");
-        command.env("EARLYBIRD_PROVIDER", PROVIDERS[0]);
-        common::start(&mut command, (rank as u32, places.len() as u32), "rank", role)
-    };
-    Job { ranks: places.iter().enumerate().map(start).collect() }
-}
-
 fn hosts(count: usize) -> Option<Hosts> {
     libfabric().and_then(|_| Hosts::new(count))
 }
@@ -90,7 +78,7 @@ const PLACES: [&[usize]; 3] = [&[0, 0, 1, 1], &[0, 1, 0, 2, 1, 0], &[0, 0, 0, 1,
 fn collectives_give_the_same_in_two_levels() {
     for places in PLACES {
         let Some(hosts) = hosts(1 + places.iter().max().unwrap()) else { return };
-        for (rank, (status, text)) in start(&hosts, places, "collectives").finish(DEADLINE).iter().enumerate() {
+        for (rank, (status, text)) in hosts.job(places, &[], "collectives").finish(DEADLINE).iter().enumerate() {
             assert!(status.success(), "{places:?}, rank {rank}: {text}");
         }
     }
@@ -100,7 +88,7 @@ fn collectives_give_the_same_in_two_levels() {
 #[test]
 fn hosts_that_reduce_differently_are_told_so() {
     let Some(hosts) = hosts(2) else { return };
-    let ends = start(&hosts, &[0, 0, 1, 1], "differs").finish(DEADLINE);
+    let ends = hosts.job(&[0, 0, 1, 1], &[], "differs").finish(DEADLINE);
     let named = |(_, text): &(_, String)| said(text, "TEXT").concat().contains("all_reduce (mean of f32)");
     assert!(ends.iter().all(|(status, _)| status.success()) && ends.iter().any(named), "{ends:?}");
 }
@@ -110,7 +98,7 @@ fn agents_send_little_and_others_nothing() {
     for places in PLACES {
         let count = 1 + places.iter().max().unwrap();
         let Some(hosts) = hosts(count) else { return };
-        for (rank, (status, text)) in start(&hosts, places, "counted").finish(DEADLINE).iter().enumerate() {
+        for (rank, (status, text)) in hosts.job(places, &[], "counted").finish(DEADLINE).iter().enumerate() {
             assert!(status.success(), "{places:?}, rank {rank}: {text}");
             let number = |key: &str| said(text, key).concat().parse::<usize>().unwrap();
             let is_agent = places[..rank].iter().all(|place| *place != places[rank]);
@@ -128,7 +116,7 @@ fn a_rank_that_is_killed_is_named_on_every_host() {
     for victim in by_tier(2..4, 0..places.len()) {
         let Some(hosts) = hosts(3) else { return };
         let marks = Marks::make();
-        let mut job = start(&hosts, &places, &format!("sums {}", marks.folder()));
+        let mut job = hosts.job(&places, &[], &format!("sums {}", marks.folder()));
         for rank in 0..places.len() {
             job.wait_for_mark(rank, (&marks, &format!("summed-{rank}")));
         }
@@ -149,7 +137,7 @@ fn a_rank_that_is_killed_is_named_on_every_host() {
 #[test]
 fn a_rank_that_does_not_come_is_named_on_every_host() {
     let Some(hosts) = hosts(2) else { return };
-    let ends = start(&hosts, &[0, 0, 1, 1], "misses one").finish(DEADLINE);
+    let ends = hosts.job(&[0, 0, 1, 1], &[], "misses one").finish(DEADLINE);
     for (rank, (status, text)) in ends.iter().enumerate().take(3) {
         assert!(
             status.success() && said(text, "TEXT").concat().contains("waiting for rank 3 on host1"),

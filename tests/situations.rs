@@ -10,7 +10,7 @@ use std::time::Duration;
 use common::hosts::Hosts;
 use common::tier::by_tier;
 use common::worlds::everywhere;
-use common::{Job, PROVIDERS, Way, libfabric, role, start};
+use common::{Job, PROVIDERS, Way, libfabric, role};
 use earlybird::{Config, Element, Fire, Grace, Reduce, World};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -167,13 +167,7 @@ fn a_hundred_ranks_on_a_few_cores() {
 #[test]
 fn hosts_that_have_ipv6_alone() {
     let Some(hosts) = libfabric().and_then(|_| Hosts::with_ipv6(3)) else { return };
-    let begin = |rank: u32| {
-        let mut command = hosts.command(rank as usize);
-        command.env("EARLYBIRD_STORE", format!("tcp:[{}]:29400", hosts.address(0)));
-        command.env("EARLYBIRD_SECRET", "of all these hosts").env("EARLYBIRD_PROVIDER", PROVIDERS[0]);
-        start(&mut command, (rank, 3), "rank", "sum")
-    };
-    ends_well(Job { ranks: (0..3).map(begin).collect() });
+    ends_well(hosts.job(&[0, 1, 2], &[], "sum"));
 }
 
 /// Sizes that no 32-bit number holds. It takes 17 GiB.

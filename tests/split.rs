@@ -7,7 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::hosts::Hosts;
-use common::{Job, PROVIDERS, Way, libfabric, role, start};
+use common::{Job, Way, libfabric, role};
 use earlybird::{Config, Error, Fire, Reduce, World};
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -119,14 +119,7 @@ fn rank() {
 #[test]
 fn ranks_of_a_host_share_memory_and_others_a_network() {
     let Some(hosts) = libfabric().and_then(|_| Hosts::new(2)) else { return };
-    let store = format!("tcp:{}:29400", hosts.address(WHERE[0]));
-    let begin = |(rank, host): (usize, &usize)| {
-        let mut command = hosts.command(*host);
-        command.env("EARLYBIRD_STORE", &store).env("EARLYBIRD_SECRET", "of all these hosts");
-        command.env("EARLYBIRD_PROVIDER", PROVIDERS[0]);
-        start(&mut command, (rank as u32, WHERE.len() as u32), "rank", "split")
-    };
-    ends_well(Job { ranks: WHERE.iter().enumerate().map(begin).collect() });
+    ends_well(hosts.job(&WHERE, &[], "split"));
 }
 
 #[test]

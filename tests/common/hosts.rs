@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{Need, skipped};
+use super::{Job, Need, PROVIDERS, skipped, start};
 
 /// So many hosts, removed when this is dropped.
 pub struct Hosts {
@@ -21,6 +21,19 @@ fn ip(arguments: &str) -> Result<(), String> {
 }
 
 impl Hosts {
+    /// Starts a rank on each of these hosts, which plays `role` in the test `rank`. They meet at a port of the first one.
+    pub fn job(&self, places: &[usize], variables: &[(&str, &str)], role: &str) -> Job {
+        let address = self.address(places[0]);
+        let store = if self.has_ipv6 { format!("tcp:[{address}]:29400") } else { format!("tcp:{address}:29400") };
+        let begin = |(rank, host): (u32, &usize)| {
+            let mut command = self.command(*host);
+            command.env("EARLYBIRD_STORE", &store).env("EARLYBIRD_SECRET", "of all these hosts");
+            command.env("EARLYBIRD_PROVIDER", PROVIDERS[0]).envs(variables.iter().copied());
+            start(&mut command, (rank, places.len() as u32), "rank", role)
+        };
+        Job { ranks: (0..).zip(places).map(begin).collect() }
+    }
+
     /// Hosts that all reach each other; prints a message if there can be none.
     pub fn new(count: usize) -> Option<Hosts> {
         Self::with_addresses(count, false)
