@@ -7,8 +7,12 @@
 
 pub mod abandon;
 pub mod fork;
+pub mod inherited;
+pub mod interfaces;
 mod loader;
+pub mod mpi;
 pub mod ofi;
+pub mod pmix;
 pub mod rights;
 mod signals;
 #[cfg(test)]

@@ -54,6 +54,18 @@ impl Shared {
         // SAFETY: the address of a function, and the caller says of which type; the sizes are equal.
         Ok(unsafe { std::mem::transmute_copy::<NonNull<c_void>, F>(&address) })
     }
+
+    /// Finds a function of a library that has one of each name.
+    ///
+    /// # Safety
+    /// `F` must be a function pointer of its C prototype.
+    pub(crate) unsafe fn plain<F: Copy>(&self, symbol: &CStr) -> Option<F> {
+        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+        // SAFETY: the handle is that of a library that is never closed.
+        let address = NonNull::new(unsafe { libc::dlsym(self.handle.as_ptr(), symbol.as_ptr()) })?;
+        // SAFETY: the address of a function, and the caller says of which type; the sizes are equal.
+        Some(unsafe { std::mem::transmute_copy::<NonNull<c_void>, F>(&address) })
+    }
 }
 
 /// Finds a symbol of a version.

@@ -1,5 +1,6 @@
 //! Rank and world size, from the variables of the launcher.
 
+use super::process_manager::ProcessManager;
 use super::slurm;
 use super::store_address::StoreAddress;
 use earlybird_ffi::rights;
@@ -19,6 +20,8 @@ pub struct Identity {
     pub store: Option<StoreAddress>,
     /// An address at which ranks on several machines can meet, if the launcher names a host that all of them know.
     pub common: Option<StoreAddress>,
+    /// The launcher's interface by which ranks on several machines can learn where rank 0 is, if it has one.
+    pub manager: Option<ProcessManager>,
     /// On how many machines the ranks are.
     pub machines: Machines,
     /// The launcher whose variables gave this identity.
@@ -48,6 +51,8 @@ struct Launcher {
     machines: &'static [&'static str],
     /// The variables that tell its jobs apart.
     job: &'static [&'static str],
+    /// Whether ranks on several machines can ask it where to meet.
+    has_manager: bool,
 }
 
 /// The launchers, in order of precedence. Slurm comes last, because `mpirun` inside a Slurm job inherits its variables.
@@ -60,6 +65,7 @@ const LAUNCHERS: [Launcher; 6] = [
         local: None,
         machines: &[],
         job: &["EARLYBIRD_STORE"],
+        has_manager: false,
     },
     Launcher {
         name: TORCHRUN,
@@ -68,6 +74,7 @@ const LAUNCHERS: [Launcher; 6] = [
         local: Some("LOCAL_WORLD_SIZE"),
         machines: &[],
         job: &["MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"],
+        has_manager: false,
     },
     Launcher {
         name: "Open MPI",
@@ -76,6 +83,7 @@ const LAUNCHERS: [Launcher; 6] = [
         local: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
         machines: &[],
         job: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"],
+        has_manager: true,
     },
     Launcher {
         name: PMI,
@@ -84,6 +92,7 @@ const LAUNCHERS: [Launcher; 6] = [
         local: Some("MPI_LOCALNRANKS"),
         machines: &[],
         job: &["PMI_JOBID", "PMI_KVSNAME"],
+        has_manager: true,
     },
     Launcher {
         name: PMIX,
@@ -92,6 +101,7 @@ const LAUNCHERS: [Launcher; 6] = [
         local: None,
         machines: &[],
         job: &["PMIX_NAMESPACE"],
+        has_manager: true,
     },
     SLURM,
 ];
@@ -103,6 +113,7 @@ const SLURM: Launcher = Launcher {
     local: None,
     machines: slurm::MACHINES,
     job: &[],
+    has_manager: false,
 };
 
 const BY_HAND: &str = "earlybird";
@@ -139,6 +150,7 @@ impl Identity {
             job: store.to_owned(),
             store: Some(address),
             common: None,
+            manager: None,
             machines: Machines::Unknown,
             source: "the program",
             together: SAME_STORE,
@@ -170,6 +182,7 @@ impl Identity {
                 job,
                 store: None,
                 common: None,
+                manager: None,
                 machines: Machines::One,
                 source: NO_LAUNCHER,
                 together: SAME_STORE,
@@ -206,12 +219,19 @@ impl Identity {
             ));
         }
         let (job, common) = (job(launcher, &lookup, parent), common(launcher, &lookup));
+        let manager = (launcher.has_manager && store.is_none()).then(|| ProcessManager::of(&lookup)).flatten();
+        // PMIx takes a library that ranks on one machine do without.
+        let manager = manager.filter(|manager| match machines {
+            Machines::One => false,
+            Machines::Several => true,
+            Machines::Unknown => *manager != ProcessManager::Pmix,
+        });
         let together = match store {
             None if launcher.name == SLURM.name => slurm::together(&lookup),
             None if launcher.name == BY_HAND => SAME_PARENT,
             _ => SAME_STORE,
         };
-        Ok(Identity { rank, ranks, job, store, common, machines, source: launcher.name, together })
+        Ok(Identity { rank, ranks, job, store, common, manager, machines, source: launcher.name, together })
     }
 
     /// Returns the name of the launcher's command, for messages.

@@ -1,9 +1,12 @@
 //! Turns a process into a rank of a world: finds its rank and the other ranks.
 
 mod attendance;
+mod beside;
 pub(crate) mod hosts;
 pub mod identity;
 mod peer;
+mod pmi;
+mod process_manager;
 mod rendezvous;
 mod slurm;
 mod store_address;
@@ -12,5 +15,6 @@ pub(crate) mod store;
 pub(crate) mod wire;
 
 pub(crate) use attendance::MeetingTerms;
+pub use process_manager::ProcessManager;
 pub(crate) use rendezvous::{Joined, meet};
 pub use store_address::StoreAddress;

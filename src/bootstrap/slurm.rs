@@ -89,8 +89,7 @@ pub(super) fn job(lookup: &impl Fn(&str) -> Option<String>) -> Option<String> {
 /// nodes, or if a heterogeneous job began with a later node. Then rank 0 is on one of the listed nodes.
 pub(super) fn meeting(lookup: &impl Fn(&str) -> Option<String>, hash: u64) -> Option<StoreAddress> {
     let mut hosts = nodes(&first(lookup, &["SLURM_STEP_NODELIST", "SLURM_NODELIST"])?)?;
-    // A port between those of services and those that the system assigns.
-    let port = 20_000 + (hash % 10_000) as u16;
+    let port = StoreAddress::port_of(hash);
     let arbitrary = lookup("SLURM_DISTRIBUTION").is_some_and(|way| way.contains("arbitrary"));
     match hosts.len() {
         2.. if arbitrary || is_heterogeneous(lookup) => Some(StoreAddress::Among { hosts, port }),

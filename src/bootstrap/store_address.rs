@@ -30,6 +30,11 @@ pub enum StoreAddress {
 }
 
 impl StoreAddress {
+    /// Returns a port for a number, between those of services and those that the system assigns.
+    pub(super) fn port_of(number: u64) -> u16 {
+        20_000 + (number % 10_000) as u16
+    }
+
     /// Returns the address of a port if it is numeric, or this machine's own: at another address of `localhost` another
     /// process may listen.
     pub(super) fn given_ip(&self) -> Option<IpAddr> {

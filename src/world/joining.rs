@@ -23,7 +23,8 @@ use crate::topology::Topology;
 /// Returns the settings of the job with this identity.
 pub(super) fn for_job(config: &Config, identity: &Identity) -> Config {
     let mut config = config.clone();
-    config.ofi.on_one_machine = identity.store_address().is_ok_and(|place| place.is_on_one_machine());
+    let is_told = identity.manager.is_some();
+    config.ofi.on_one_machine = !is_told && identity.store_address().is_ok_and(|place| place.is_on_one_machine());
     config
 }
 
@@ -65,10 +66,11 @@ pub(super) fn join(identity: &Identity, config: &Config, measured: &HwConfig) ->
     let spread = identity.machines == Machines::Several
         || matches!(identity.store, Some(StoreAddress::Tcp { .. } | StoreAddress::File(_)));
     let own = config.job_secret()?;
-    let secret = Secret::new(own.as_deref(), &identity.job);
     let terms = MeetingTerms::of(identity, config.deadline);
+    let until = Deadline::from(config.deadline).instant();
     if let FabricChoice::Shm | FabricChoice::Auto = config.fabric
         && !spread
+        && identity.manager.is_none()
         && config.levels > 1
     {
         // Ranks on one machine meet at a name; another kind of store has no advantage.
@@ -76,12 +78,18 @@ pub(super) fn join(identity: &Identity, config: &Config, measured: &HwConfig) ->
             Some(StoreAddress::Unix(name)) => name,
             _ => &identity.job,
         };
-        let until = Deadline::from(config.deadline).instant();
+        let secret = Secret::new(own.as_deref(), &identity.job);
         return join_by_memory(name, (rank, ranks), &secret, (terms, until), &|| Ok(()));
     }
-    let place = identity.store_address()?;
+    let (place, own) = match identity.manager {
+        Some(manager) => {
+            let told = manager.learn(rank, until)?;
+            (told.place(), own.or_else(|| Some(told.secret().to_owned())))
+        }
+        None => (identity.store_address()?, own),
+    };
+    let secret = Secret::new(own.as_deref(), &identity.job);
     let gather = |mine: &[u8], until| store::gather(&place, (rank, ranks), mine, &secret, until, terms);
-    let until = Deadline::from(config.deadline).instant();
     // This rank needs a network, unless it is alone: it opens one before it waits for the others.
     let is_apart = config.levels == 1 && ranks > 1;
     let opened = is_apart.then(|| Networks::open((rank, ranks), config, measured)).transpose()?;

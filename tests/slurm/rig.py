@@ -36,17 +36,24 @@ def build(folder):
     command, example = ["--package", "earlybird", "--features", "cli"], ["--package", "earlybird", "--example", "groups"]
     for what in (command, example, ["--package", "earlybird-c", "--lib"]):
         subprocess.run(["cargo", "build", "--quiet", *what], cwd=ROOT, check=True)
-    built = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "debug"
     tools = folder / "tools"
     tools.mkdir()
-    (tools / "earlybird").symlink_to(built / "earlybird")
-    (tools / "groups").symlink_to(built / "examples/groups")
-    header = ROOT / "ffi/c/include"
-    libraries = [built / "libearlybird_c.a", "-lgcc_s", "-lpthread", "-lm", "-ldl"]
+    (tools / "earlybird").symlink_to(built() / "earlybird")
+    (tools / "groups").symlink_to(built() / "examples/groups")
     for name, source in ("program", "quorum"), ("collectives", "collectives"):
-        source = (ROOT / "ffi/c/examples" / source).with_suffix(".c")
-        subprocess.run(["cc", source, "-I", header, *libraries, "-o", tools / name], check=True)
+        link_with_library((ROOT / "ffi/c/examples" / source).with_suffix(".c"), tools / name)
     return tools
+
+
+def built():
+    """The folder with what `build` has built."""
+    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "debug"
+
+
+def link_with_library(source, program, *more):
+    """Compiles a program in C with the library, and with more options of the compiler's."""
+    libraries = [built() / "libearlybird_c.a", "-lgcc_s", "-lpthread", "-lm", "-ldl"]
+    subprocess.run(["cc", source, "-I", ROOT / "ffi/c/include", *libraries, *more, "-o", program], check=True)
 
 
 def python():

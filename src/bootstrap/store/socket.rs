@@ -5,10 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, T
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::bootstrap::beside::beside;
 use crate::bootstrap::peer;
 use crate::bootstrap::store_address::StoreAddress;
 use crate::interrupt;
@@ -154,33 +153,6 @@ fn fill(
 
 pub(super) fn abstract_name(name: &str) -> io::Result<UnixAddr> {
     UnixAddr::from_abstract_name(format!("earlybird-{name}-store"))
-}
-
-/// Does work that takes the system an unknown time, on a thread that ends when the work does. This thread checks
-/// meanwhile whether its wait must end.
-///
-/// # Errors
-/// As `work`; `late` after the deadline; the kind `Interrupted` for an interrupted wait.
-fn beside<R: Send + 'static>(
-    work: impl FnOnce() -> io::Result<R> + Send + 'static,
-    until: Instant,
-    late: impl FnOnce() -> String,
-) -> io::Result<R> {
-    let (tell, told) = mpsc::channel();
-    let working = thread::Builder::new().name("earlybird meeting".to_owned()).spawn(move || _ = tell.send(work()))?;
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        match told.recv_timeout(left.min(PAUSE)) {
-            Ok(done) => {
-                let _ = working.join();
-                return done;
-            }
-            Err(RecvTimeoutError::Timeout) if !left.is_zero() => {
-                interrupt::check(0, "join").map_err(|_| io::ErrorKind::Interrupted)?;
-            }
-            Err(_) => return Err(io::Error::new(io::ErrorKind::TimedOut, late())),
-        }
-    }
 }
 
 /// Returns the addresses of a host.

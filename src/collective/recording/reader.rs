@@ -5,9 +5,11 @@ use std::io::{BufRead, BufReader, Read as _};
 use std::path::Path;
 
 use super::format::{CutLine, Header, Line, VERSION};
+#[cfg(feature = "cli")]
+use crate::Fire;
 use crate::collective::core::{Cut, Entry, Part};
+use crate::files;
 use crate::rank_set::RankSet;
-use crate::{Fire, files};
 
 /// A rank's part of a recorded run.
 #[derive(Debug)]
