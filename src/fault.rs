@@ -183,8 +183,10 @@ faults! {
         KeepOldTable: Order,
         /// Passes on a lone contribution as if it were a sum.
         RelaySumOfOne: Data,
-        /// Sums the half that it sent instead of the half that it keeps.
+        /// Sums a part that it sent instead of the part that it keeps.
         SumWhatWasSent: Data,
+        /// Adds its own data first, and then that of the others.
+        AddOwnFirst: Data,
     }
     "collective/driver" in Simulator {
         /// Writes a record's round to another host before its entries.
@@ -460,6 +462,7 @@ impl Fault {
             | Fault::KeepOldTable
             | Fault::RelaySumOfOne
             | Fault::SumWhatWasSent
+            | Fault::AddOwnFirst
             | Fault::GiveUpEarly
             | Fault::AbandonTheDead => Some(Mover::Tree),
             Fault::MiscountQuorum

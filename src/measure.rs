@@ -333,7 +333,7 @@ fn open_card(fabric: &dyn Fabric, bytes: u64, patience: Duration) -> Result<(Def
     let library = ofi::library().map_err(|cause| none(cause.to_string()))?;
     let provider = provider_for(&library, fabric.provider()).map_err(none)?;
     let (start, schedule) = (Start::First, Schedule::Gather);
-    let request = Request { ranks, start, schedule, bytes, chunk: 0, slots: SLOTS };
+    let request = Request { ranks, start, schedule, radix: 2, bytes, chunk: 0, slots: SLOTS };
     let (mut card, introduction) = DeferredProgram::open(&library, &provider, rank, &request, 0, RawAccess::CRATE)?;
     let everybody = fabric.exchange_long("arm", &introduction.encode(), Instant::now() + patience)?;
     let strange = |peer: u32| {

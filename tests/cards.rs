@@ -171,7 +171,7 @@ fn requests(ranks: u32) -> Vec<Request> {
     let mut requests = Vec::new();
     for start in [Start::Everybody, Start::First, Start::Count(ranks.div_ceil(2))] {
         for schedule in Schedule::EVERY {
-            requests.push(Request { ranks, start, schedule, bytes: 4096, chunk: 0, slots: 3 });
+            requests.push(Request { ranks, start, schedule, radix: 2, bytes: 4096, chunk: 0, slots: 3 });
         }
     }
     requests
@@ -192,7 +192,7 @@ fn contributions_are_conserved() {
 #[test]
 fn without_the_gate_contributions_are_torn() {
     for schedule in Schedule::EVERY {
-        let request = Request { ranks: 4, start: Start::First, schedule, bytes: 4096, chunk: 0, slots: 3 };
+        let request = Request { ranks: 4, start: Start::First, schedule, radix: 2, bytes: 4096, chunk: 0, slots: 3 };
         let torn: u64 = (0..10).map(|seed| run(&request, 12, false, seed)).sum();
         println!("{}: {torn} torn or differing", schedule.name());
         assert!(torn > 0, "{}: the control found nothing", schedule.name());

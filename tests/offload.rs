@@ -26,7 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The cards of a world whose ranks are all in this process, not connected yet.
 fn opened(library: &Library, ranks: u32, start: Start) -> (Vec<DeferredProgram>, Vec<Introduction>) {
-    let request = Request { ranks, start, schedule: Schedule::Gather, bytes: BYTES as u64, chunk: 0, slots: SLOTS };
+    let request =
+        Request { ranks, start, schedule: Schedule::Gather, radix: 2, bytes: BYTES as u64, chunk: 0, slots: SLOTS };
     // SAFETY: every card gets the introductions of all. A contribution is written before its slot
     // is armed or while the token is revoked, and read when the outcome is there. The negative
     // control breaks that on purpose, with bytes that are only copied and have no references.

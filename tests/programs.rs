@@ -17,7 +17,12 @@ const BYTES: u64 = 4096;
 const SAMPLE: [u32; 22] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 17, 31, 33, 48, 64, 65, 130];
 
 fn request(ranks: u32, start: Start, schedule: Schedule) -> Request {
-    Request { ranks, start, schedule, bytes: BYTES, chunk: 512, slots: 9 }
+    Request { ranks, start, schedule, radix: 2, bytes: BYTES, chunk: 512, slots: 9 }
+}
+
+/// Radices besides pairs: a star, small ones, and direct exchange.
+fn other_radices(ranks: u32) -> impl Iterator<Item = u32> {
+    [1, 3, 5, 8, ranks].into_iter().filter(move |&radix| radix.max(if radix == 1 { ranks } else { 0 }) <= 32)
 }
 
 fn starts(ranks: u32) -> [Start; 4] {
@@ -45,6 +50,38 @@ fn programs_of_up_to_130_ranks_pass_the_checker() {
         check(world, request, profile).unwrap_or_else(|defect| panic!("{request:?} on {}: {defect}", profile.name));
     });
     println!("{programs} programs");
+}
+
+#[test]
+fn exchanges_in_any_shape_pass_the_checker() {
+    for ranks in (2..=130).filter(|ranks| is_deep() || SAMPLE.contains(ranks)) {
+        for radix in other_radices(ranks) {
+            for (start, schedule) in
+                starts(ranks).into_iter().flat_map(|start| [(start, Schedule::Doubling), (start, Schedule::Halving)])
+            {
+                let request = Request { radix, ..request(ranks, start, schedule) };
+                let world = compile(&request, &Profile::NETWORK);
+                check(&world, &request, &Profile::NETWORK).unwrap_or_else(|defect| panic!("{request:?}: {defect}"));
+            }
+        }
+    }
+}
+
+/// A star takes 2 (P - 1) messages with data, and direct exchange P (P - 1), or 2 P (P - 1) of a share each.
+#[test]
+fn shapes_take_the_messages_that_they_are_named_after() {
+    for ranks in (2..=32).filter(|ranks| is_deep() || SAMPLE.contains(ranks)) {
+        let puts = |radix, schedule| {
+            let request = Request { radix, ..request(ranks, Start::Everybody, schedule) };
+            let counts = Counts::of_world(&compile(&request, &Profile::NETWORK), BYTES);
+            (counts.puts, counts.bytes)
+        };
+        let (all, others) = (u64::from(ranks), u64::from(ranks) - 1);
+        assert_eq!(puts(1, Schedule::Doubling), (2 * others, 2 * others * BYTES));
+        assert_eq!(puts(ranks, Schedule::Doubling), (all * others, all * others * BYTES));
+        let (shares, bytes) = puts(ranks, Schedule::Halving);
+        assert_eq!((shares, bytes), (2 * all * others, 2 * others * BYTES));
+    }
 }
 
 /// ⌈log2 P⌉, counted rather than computed.

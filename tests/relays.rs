@@ -44,15 +44,19 @@ fn join(hw_config: &str, choose: impl FnOnce(&mut Config)) -> World {
     World::with(&config).unwrap()
 }
 
-/// `bits FIRE LENGTH ROUNDS`: sums of floats of any size, whose last bits depend on the order.
+/// `bits FIRE LENGTH ROUNDS RADIX MOVER`: sums of floats of any size, whose last bits depend on the order.
 fn bits(role: &str) {
     let words: Vec<&str> = role.split(' ').collect();
-    let [_, fire, length, rounds] = words[..] else { panic!("{role}") };
+    let [_, fire, length, rounds, radix, mover] = words[..] else { panic!("{role}") };
     let (length, rounds): (usize, u64) = (length.parse().unwrap(), rounds.parse().unwrap());
     // In shared memory large data has the bits of another program otherwise.
-    let world = join("[shm]\ntree_scatter = \"1G\"\n", |_| {});
-    let fire: Fire = fire.parse().unwrap();
-    let sum = world.allreduce::<f32>(&[length]).fire(fire).mover(Mover::Tree).executor(Executor::Caller);
+    let shape = match radix {
+        "1" => "star_total = \"1G\"\n".to_owned(),
+        radix => format!("star_total = \"0\"\nradix = {radix}\n"),
+    };
+    let world = join(&format!("[shm]\ntree_scatter = \"1G\"\n[ofi]\n{shape}[verbs]\n{shape}"), |_| {});
+    let (fire, mover): (Fire, Mover) = (fire.parse().unwrap(), mover.parse().unwrap());
+    let sum = world.allreduce::<f32>(&[length]).fire(fire).mover(mover).executor(Executor::Caller);
     let mut sum = sum.build().unwrap();
     let mut digest = 0u64;
     for round in 1..=rounds {
@@ -71,26 +75,45 @@ fn bits(role: &str) {
     sum.finish(DEADLINE).unwrap();
 }
 
-/// The sum has the bits that the same program gives in shared memory, and no rank sends more than O(log P) messages for
-/// it: by doubling, and large data by halving.
+/// Sums by pairs have the bits that a tree gives in shared memory. Those by a star and by direct exchange are made in
+/// ascending rank, as a cut's are there. No rank sends more than its part of the messages: O(log P) by pairs; a star's ranks
+/// send one, but for the one in the middle.
 #[test]
 fn sums_have_the_bits_of_shared_memory_and_take_few_messages() {
     const ROUNDS: u64 = 20;
+    const LARGE: u64 = 40_001;
     for way in networks() {
-        for ranks in by_tier(vec![2, 5, 8], (2..=8).collect()) {
-            for (length, steps) in [(1, 3), (3000, 3), (40_001, 4)] {
-                let run = |way| {
-                    let ends = Job::start(way, ranks, "rank", &format!("bits all {length} {ROUNDS}")).finish(DEADLINE);
+        for ranks in by_tier(vec![2u32, 5, 8], (2..=8).collect()) {
+            let others = u64::from(ranks) - 1u64;
+            let hops = u64::from(u32::BITS - (ranks - 1).leading_zeros());
+            for (length, radix) in
+                [1, 3000, LARGE].into_iter().flat_map(|length| [1, 2, 8].map(|radix| (length, radix)))
+            {
+                let run = |way, mover| {
+                    let role = format!("bits all {length} {ROUNDS} {radix} {mover}");
+                    let ends = Job::start(way, ranks, "rank", &role).finish(DEADLINE);
                     assert!(ends.iter().all(|(status, _)| status.success()), "{way:?}, {ranks} ranks: {ends:?}");
                     ends
                 };
-                let (here, there) = (run(Way::Shm), run(way));
+                let reference = if radix == 2 { "tree" } else { "cut" };
+                let (here, there) = (run(Way::Shm, reference), run(way, "tree"));
                 for (rank, (_, text)) in there.iter().enumerate() {
                     let of = |text: &str| said(text, "BITS")[0].to_owned();
-                    assert_eq!(of(text), of(&here[0].1), "{way:?}, {ranks} ranks: rank {rank} has other bits");
+                    assert_eq!(
+                        of(text),
+                        of(&here[0].1),
+                        "{way:?}, {ranks} ranks, radix {radix}: rank {rank} has other bits"
+                    );
                     let relayed: u64 = said(text, "RELAYED")[0].parse().unwrap();
-                    let most = steps * u64::from(u32::BITS - (ranks - 1).leading_zeros()) + 4;
-                    assert!(relayed <= most * ROUNDS, "rank {rank} of {ranks} sent {relayed} messages");
+                    let most = match (radix, length) {
+                        (1, _) if ranks > 2 && rank > 0 => 1,
+                        (1, _) => others,
+                        (2, LARGE) => 4 * hops + 4,
+                        (2, _) => 3 * hops + 4,
+                        (_, LARGE) => 2 * others,
+                        _ => others,
+                    };
+                    assert!(relayed <= most * ROUNDS, "rank {rank} of {ranks}, radix {radix}, sent {relayed} messages");
                 }
             }
         }

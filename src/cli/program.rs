@@ -47,6 +47,9 @@ pub(super) struct Args {
     /// How contributions become an outcome
     #[arg(long, value_enum, default_value = "doubling")]
     schedule: Reduction,
+    /// Over a network: how many parts meet at a level of doubling and halving: 1 (a star) to 32
+    #[arg(long, value_name = "R", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=32))]
+    radix: u32,
     /// The executor that the table is made for
     #[arg(long, value_enum, default_value = "network")]
     profile: Runner,
@@ -114,7 +117,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
         Runner::Network => Profile::NETWORK,
     };
     let (ranks, bytes) = (args.ranks, args.bytes);
-    let request = Request { ranks, start, schedule, bytes, chunk: 32 << 10, slots: args.depth };
+    let request = Request { ranks, start, schedule, radix: args.radix, bytes, chunk: 32 << 10, slots: args.depth };
     let world = compile(&request, &profile);
     check(&world, &request, &profile)?;
     let chosen = |usual: Option<u32>| {

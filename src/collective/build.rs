@@ -249,7 +249,8 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
             AgreementBy::Runner => self.offload(&plan, until)?,
             _ => None,
         };
-        if self.chosen.executor == Executor::Auto && plan.agreement == AgreementBy::Relays {
+        let waits = self.chosen.fire.is_synchronous();
+        if self.chosen.executor == Executor::Auto && plan.agreement == AgreementBy::Relays && !waits {
             // A rank that computes would delay everything that it relays.
             executor = Executor::Thread;
         }
@@ -366,6 +367,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
             ranks: plan.ranks,
             start: Start::of(plan.fire, plan.grace, plan.ranks),
             schedule: Schedule::Gather,
+            radix: 2,
             bytes: plan.bytes as u64,
             chunk: 0,
             slots: plan.slots(),

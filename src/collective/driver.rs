@@ -20,11 +20,11 @@ use crate::fabric::{Access, At, Completion, Endpoint, HostMemory, Posted, Region
 use crate::fault::{Crash, Fault, Fuse};
 use crate::rank_set::RankSet;
 use crate::reduce::{Arena, DefaultFloats, Dtype, Place, Reduce, Source};
-use crate::rule::{Absent, MovementBy, Scale};
+use crate::rule::{Absent, MOST_RADIX, MovementBy, Scale};
 use crate::sync;
 use crate::trigger::LAST_ROUND;
 use cells::HostCells;
-use relaying::Parts;
+use relaying::{Parts, SumInput};
 
 /// The invariant that a write to a landed outcome would break.
 const WRITTEN_ONCE: &str = "G2: no rank writes an outcome between its landing and its release";
@@ -74,6 +74,8 @@ pub(crate) struct Driver {
     runner: Option<Box<dyn Runner>>,
     /// The parts of a cut that a program's reduction assembles.
     parts: Parts,
+    /// The inputs of a sum of relayed data.
+    inputs: Vec<SumInput>,
     sources: Vec<Source>,
     /// The lists of the operation that is being carried out.
     operands: Operands,
@@ -181,6 +183,7 @@ impl Driver {
             reduction,
             runner,
             parts,
+            inputs: Vec::with_capacity(if by_parts { MOST_RADIX as usize } else { 0 }),
             sources,
             operands: Operands::default(),
             settled: None,

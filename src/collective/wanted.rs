@@ -51,7 +51,10 @@ impl Wanted {
             _ => 1,
         };
         let segment = parameters.segment();
-        let schedule = parameters.schedule(bytes as u64, agreement, ranks);
+        let (schedule, radix) = match agreement {
+            AgreementBy::Relays => parameters.shape(bytes as u64, ranks),
+            _ => (parameters.schedule(bytes as u64), 2),
+        };
         let program = (agreement == AgreementBy::Gates)
             .then(|| program(ranks, (fire, chosen.grace), schedule, (bytes, segment), depth));
         Plan::new(Terms {
@@ -74,6 +77,7 @@ impl Wanted {
             pull_after: parameters.pull_after(bytes),
             helpers: self.cores.clamp(1, ranks),
             schedule,
+            radix,
             program,
             fault: Fault::chosen(),
         })

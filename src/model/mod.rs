@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::named::UnknownName;
-use crate::rule::{AgreementBy, Executor, Fire, MovementBy, Mover, Schedule};
+use crate::rule::{Executor, Fire, MOST_RADIX, MovementBy, Mover, Schedule};
 use crate::time::parse_duration;
 use crate::units::parse_size;
 
@@ -41,6 +41,12 @@ pub struct Parameters {
     #[serde(deserialize_with = "size")]
     tree_scatter: u64,
     #[serde(deserialize_with = "size", default)]
+    star_total: u64,
+    #[serde(default = "pairs")]
+    radix: u32,
+    #[serde(default)]
+    relay_all_from: u32,
+    #[serde(deserialize_with = "size", default)]
     relay: u64,
     #[serde(deserialize_with = "size", default)]
     relay_by_device: u64,
@@ -59,7 +65,7 @@ const LONGEST_SPIN: Duration = Duration::from_millis(10);
 /// A longer wait for reducers would be equivalent to no fallback read.
 const LONGEST_PULL: Duration = Duration::from_secs(60);
 
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 18] = [
     "replicate_total",
     "gather_total",
     "scatter_total",
@@ -69,6 +75,9 @@ const KEYS: [&str; 15] = [
     "segment",
     "piece",
     "tree_scatter",
+    "star_total",
+    "radix",
+    "relay_all_from",
     "relay",
     "relay_by_device",
     "mover",
@@ -76,6 +85,10 @@ const KEYS: [&str; 15] = [
     "spin",
     "spin_oversubscribed",
 ];
+
+fn pairs() -> u32 {
+    2
+}
 
 fn size<'de, D: serde::Deserializer<'de>>(value: D) -> std::result::Result<u64, D::Error> {
     parse_size(&String::deserialize(value)?).map_err(serde::de::Error::custom)
@@ -111,6 +124,9 @@ impl Parameters {
         }
         if self.pull_after.max(self.pull_after_per_mib) > LONGEST_PULL {
             return Err(format!("pull_after and pull_after_per_mib can be {LONGEST_PULL:?} at most"));
+        }
+        if !(2..=MOST_RADIX).contains(&self.radix) {
+            return Err(format!("radix is how many parts meet at a level, 2 to {MOST_RADIX}; it is {}", self.radix));
         }
         if self.mover == Mover::Auto || self.executor == Executor::Auto {
             return Err("mover and executor say what auto stands for; they cannot be auto themselves".to_owned());
@@ -151,20 +167,27 @@ impl Parameters {
 
     /// Returns whether ranks that share no memory relay the rounds of a rule where [`Mover::Auto`] is chosen.
     /// `by_processor`: the home's processor, instead of its device, changes the word of a round.
-    pub(crate) fn relays(&self, fire: Fire, bytes: u64, by_processor: bool) -> bool {
+    pub(crate) fn relays(&self, fire: Fire, (ranks, bytes): (u32, u64), by_processor: bool) -> bool {
+        let many = self.relay_all_from > 0 && ranks >= self.relay_all_from;
         let most = if by_processor { self.relay } else { self.relay_by_device };
-        self.mover == Mover::Tree || (!fire.is_synchronous() && bytes <= most)
+        self.mover == Mover::Tree || if fire.is_synchronous() { many } else { bytes <= most }
     }
 
-    /// Returns the schedule by which the program of a tree reduces.
-    pub(crate) fn schedule(&self, bytes: u64, agreement: AgreementBy, ranks: u32) -> Schedule {
-        match agreement {
-            _ if bytes <= self.tree_scatter => Schedule::Doubling,
+    /// Returns the schedule by which the program of a tree reduces in shared memory.
+    pub(crate) fn schedule(&self, bytes: u64) -> Schedule {
+        if bytes <= self.tree_scatter { Schedule::Doubling } else { Schedule::Scatter }
+    }
+
+    /// Returns the schedule and the radix by which ranks that relay exchange their data.
+    pub(crate) fn shape(&self, bytes: u64, ranks: u32) -> (Schedule, u32) {
+        // Two ranks are a pair in any shape.
+        let is_star = (3..=MOST_RADIX).contains(&ranks) && bytes.saturating_mul(u64::from(ranks)) <= self.star_total;
+        let schedule = match bytes <= self.tree_scatter {
             // Two ranks would send the same number of bytes, in more messages.
-            AgreementBy::Relays if ranks < 4 => Schedule::Doubling,
-            AgreementBy::Relays => Schedule::Halving,
-            _ => Schedule::Scatter,
-        }
+            false if ranks > 3 && !is_star => Schedule::Halving,
+            _ => Schedule::Doubling,
+        };
+        (schedule, if is_star { 1 } else { self.radix })
     }
 
     /// Returns the executor that [`Executor::Auto`] selects.

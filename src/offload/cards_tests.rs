@@ -43,7 +43,7 @@ impl World {
         let plan = |me| Plan::new(Terms { depth, agreement: AgreementBy::Runner, ..sample(me) });
         let slots = plan(0).slots();
         let start = Start::of(fire, Grace::NONE, ranks);
-        let request = Request { ranks, start, schedule: Schedule::Gather, bytes: 8, chunk: 0, slots };
+        let request = Request { ranks, start, schedule: Schedule::Gather, radix: 2, bytes: 8, chunk: 0, slots };
         let tables = compile(&request, &Profile::NETWORK);
         let roles = |counters: &[crate::trigger::Counter]| counters.iter().map(|counter| counter.role).collect();
         let counters = tables.iter().map(|table| roles(&table.counters)).collect();

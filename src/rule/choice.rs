@@ -104,6 +104,9 @@ impl MovementBy {
     }
 }
 
+/// The most parts that meet at a level of an exchange, and the most ranks of a star. A sum lists all its sources.
+pub const MOST_RADIX: u32 = 32;
+
 /// How contributions become an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

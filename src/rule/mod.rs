@@ -14,7 +14,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 pub(crate) use choice::{AgreementBy, MovementBy};
-pub use choice::{Executor, Mover, Schedule};
+pub use choice::{Executor, MOST_RADIX, Mover, Schedule};
 pub(crate) use fire::Condition;
 pub use fire::{Fire, When, drawn};
 

@@ -100,6 +100,7 @@ impl Calm {
             run: 1,
             pull_after: 1_000_000,
             schedule: None,
+            radix: 2,
             program: None,
             deaths: Vec::new(),
             freeze: None,

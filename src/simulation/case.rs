@@ -10,7 +10,7 @@ use super::scenario::{Habits, Scenario};
 use crate::fabric::sim::Weather;
 use crate::rule::Grace;
 
-/// One schedule. Written as `9:17`, or `9:17+3,ranks=2,calm`: the world that generator 9 draws from seed 17, in
+/// One schedule. Written as `10:17`, or `10:17+3,ranks=2,calm`: the world that generator 10 draws from seed 17, in
 /// the order of events number 3, with two ranks and an untroubled network.
 #[derive(Clone, Debug)]
 pub struct Case {

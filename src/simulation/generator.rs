@@ -22,7 +22,7 @@ use crate::rule::{Absent, Fire, Grace, MovementBy, Mover, Scale, Schedule, When}
 
 /// The number of this generator. It changes with every change to the world or the order of events
 /// that a seed draws.
-pub const GENERATOR: u32 = 9;
+pub const GENERATOR: u32 = 10;
 
 /// Bounds within which scenarios are drawn.
 #[derive(Clone, Debug)]
@@ -143,6 +143,7 @@ impl Scenario {
             }
             _ => None,
         };
+        let radix = if relays { [1, 2, 2, 3, 4, 8][rng.random_range(0..6)] } else { 2 };
         let (elements, segment) = match schedule {
             // A chunk of a program is at least a cache line.
             Some(Schedule::Scatter | Schedule::Halving) => (rng.random_range(0..50), 64),
@@ -190,6 +191,7 @@ impl Scenario {
             run: if fills { rng.random_range(1..=2) } else { 1 },
             pull_after,
             schedule,
+            radix,
             program: None,
             deaths,
             freeze,

@@ -68,6 +68,7 @@ pub(super) struct Oracle {
     registers: Option<Registers>,
     /// The order in which a program sums.
     schedule: Option<Schedule>,
+    radix: u32,
     /// Whether the tree of sums spans the active ranks, not all ranks.
     relayed: bool,
     /// The contributions, by rank and target round.
@@ -93,7 +94,7 @@ pub(super) struct Oracle {
 
 impl Oracle {
     pub(super) fn new(scenario: &Scenario) -> Self {
-        let Scenario { fire, depth, base, own_models, elements, reduction, schedule, .. } = *scenario;
+        let Scenario { fire, depth, base, own_models, elements, reduction, schedule, radix, .. } = *scenario;
         let ranks = scenario.hosts.len() as u32;
         let mut oracle = Oracle {
             ranks,
@@ -108,6 +109,7 @@ impl Oracle {
             reduction,
             registers: None,
             schedule,
+            radix,
             relayed: scenario.relays(),
             made: HashMap::new(),
             rounds: BTreeMap::new(),
@@ -390,8 +392,8 @@ impl Oracle {
             let values: Vec<(u32, f32)> =
                 sources.iter().map(|(entry, source)| (entry.rank, scaled(entry, source))).collect();
             let result = match self.schedule {
-                _ if self.relayed => self.fold_by_tree(&values, &self.active.iter().collect::<Vec<_>>()),
-                Some(Schedule::Doubling) => self.fold_by_tree(&values, &(0..self.ranks).collect::<Vec<_>>()),
+                _ if self.relayed => self.fold_by_shape(&values, &self.active.iter().collect::<Vec<_>>(), self.radix),
+                Some(Schedule::Doubling) => self.fold_by_shape(&values, &(0..self.ranks).collect::<Vec<_>>(), 2),
                 _ => self.left_to_right(values.iter().map(|&(_, value)| value)),
             };
             result.map_or(0.0, |result| result / divisor as f32)
@@ -433,23 +435,32 @@ impl Oracle {
         })
     }
 
-    /// Folds in the order of recursive doubling: of P ranks, P - 2^k pairs of neighbours come first, then halves of a
-    /// power of two. Every operation folds its sources from left to right.
-    fn fold_by_tree(&self, values: &[(u32, f32)], ranks: &[u32]) -> Option<f32> {
-        let leaves = 1u32 << ranks.len().ilog2();
-        let extra = ranks.len() as u32 - leaves;
-        let leaf = |rank: u32| {
-            let number = ranks.partition_point(|&other| other < rank) as u32;
-            if number < 2 * extra { number / 2 } else { number - extra }
-        };
-        let mut read: Vec<Vec<f32>> = (0..leaves)
-            .map(|index| {
-                let of_leaf = values.iter().filter(|&&(rank, _)| leaf(rank) == index).map(|&(_, value)| value);
-                if index < extra { self.left_to_right(of_leaf).into_iter().collect() } else { of_leaf.collect() }
-            })
-            .collect();
-        while read.len() > 1 {
-            read = read.chunks(2).map(|pair| self.left_to_right(pair.concat()).into_iter().collect()).collect();
+    /// Folds in the order of a shape: groups of neighbours first, as many as the product of the radices, and then as many
+    /// neighbours as the radix of each level says. Every operation folds its sources from left to right. A contribution that
+    /// meets no other one is passed on as it is.
+    fn fold_by_shape(&self, values: &[(u32, f32)], ranks: &[u32], radix: u32) -> Option<f32> {
+        let all = ranks.len();
+        let (mut radices, mut core) = (Vec::new(), 1);
+        while radix > 1 && core * 2 <= all {
+            radices.push((radix as usize).min(all / core));
+            core *= radices[radices.len() - 1];
+        }
+        let mut read: Vec<Vec<f32>> = Vec::new();
+        let mut first = 0;
+        for group in 0..core {
+            let end = first + all / core + usize::from(group < all % core);
+            let is_of = |rank: &u32| ranks[first..end].contains(rank);
+            let of_group = values.iter().filter(|(rank, _)| is_of(rank)).map(|&(_, value)| value);
+            // One that is alone in its group sends what it has, which may be two contributions.
+            read.push(if end - first > 1 {
+                self.left_to_right(of_group).into_iter().collect()
+            } else {
+                of_group.collect()
+            });
+            first = end;
+        }
+        for radix in radices {
+            read = read.chunks(radix).map(|block| self.left_to_right(block.concat()).into_iter().collect()).collect();
         }
         self.left_to_right(read.concat())
     }

@@ -13,7 +13,7 @@ use crate::fabric::sim::Weather;
 use crate::fault::Fault;
 use crate::group::Group;
 use crate::reduce::{Dtype, Reduce};
-use crate::rule::{Absent, AgreementBy, Fire, Grace, MovementBy, Scale, Schedule};
+use crate::rule::{Absent, AgreementBy, Fire, Grace, MOST_RADIX, MovementBy, Scale, Schedule};
 use crate::topology::Topology;
 use crate::trigger::Layout;
 
@@ -46,6 +46,9 @@ pub(super) struct Scenario {
     pub(super) pull_after: u64,
     /// How a program reduces.
     pub(super) schedule: Option<Schedule>,
+    /// How many parts meet at a level, where ranks relay; 1 is a star.
+    #[serde(default = "pairs", skip_serializing_if = "is_pairs")]
+    pub(super) radix: u32,
     #[serde(skip)]
     pub(super) program: Option<Arc<Layout>>,
     /// The ranks that die, and when.
@@ -93,6 +96,7 @@ impl std::fmt::Debug for Scenario {
             elements,
             segment,
             schedule,
+            radix,
             reduction,
             ranks,
             deaths,
@@ -103,12 +107,20 @@ impl std::fmt::Debug for Scenario {
         } = self;
         write!(
             f,
-            "{} ranks on hosts {hosts:?}, {fire} with grace {grace}, depth {depth}, from round {base}, {} {schedule:?}, memory {memory:?}, own models {own_models}, {elements} elements, \
+            "{} ranks on hosts {hosts:?}, {fire} with grace {grace}, depth {depth}, from round {base}, {} {schedule:?} of radix {radix}, memory {memory:?}, own models {own_models}, {elements} elements, \
              segments of {segment}, {reduction:?}, deaths {deaths:?}, freeze {freeze:?}, {weather:?}, fault {fault:?}, {ranks:?}",
             hosts.len(),
             movement,
         )
     }
+}
+
+fn pairs() -> u32 {
+    2
+}
+
+fn is_pairs(radix: &u32) -> bool {
+    *radix == 2
 }
 
 fn is_zero(number: &u64) -> bool {
@@ -230,6 +242,9 @@ impl Scenario {
                 "`schedule` belongs to the path `tree`: any where all ranks are on one host, elsewhere `halving` or none",
             );
         }
+        if !(1..=MOST_RADIX).contains(&self.radix) || (self.radix == 1 && ranks as u32 > MOST_RADIX) {
+            return bad("`radix` must be 1 to 32, and a star has at most 32 ranks");
+        }
         if relays && hosts < ranks {
             return bad("on the path `tree` all ranks are on one host, or each is on a host of its own");
         }
@@ -276,7 +291,8 @@ impl Scenario {
     pub(super) fn compile(&mut self) {
         let Scenario { fire, grace, depth, segment, .. } = *self;
         let (ranks, bytes) = (self.hosts.len() as u32, self.elements * self.reduction.dtype.size());
-        let schedule = self.schedule.filter(|_| self.has_program());
+        // A world of relays that has shrunk to one rank has a program, too.
+        let schedule = self.has_program().then(|| self.schedule.unwrap_or(Schedule::Doubling));
         self.program = schedule.map(|schedule| program(ranks, (fire, grace), schedule, (bytes, segment), depth));
     }
 
@@ -341,6 +357,7 @@ impl Scenario {
             run: 1,
             pull_after: 1,
             schedule,
+            radix: 2,
             program,
             reduction: Reduction { dtype, reduce: Reduce::Sum, scale: Scale::Sum, absent: Absent::Carry },
             ranks: (0..).zip(&world.steps).map(habits).collect(),
@@ -379,6 +396,7 @@ impl Scenario {
             helpers: 2,
             pull_after: self.pull_after,
             schedule: self.schedule.unwrap_or(Schedule::Doubling),
+            radix: self.radix,
             program: self.program.clone(),
             fault: self.fault,
         })

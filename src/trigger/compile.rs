@@ -2,11 +2,10 @@
 //!
 //! The activation is a flood over a circulant graph: rank k signals k + 1, k + 2, k + 4 … modulo P. Every rank
 //! forwards it once. So it works for any world size and any number of concurrent initiators, and it reaches the
-//! farthest rank after ⌈log2 P⌉ hops. The reductions are the classical ones; for P that is not a power of two the
-//! first ranks are folded in pairs (Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations
-//! in MPICH, IJHPCA 19(1), 2005).
+//! farthest rank after ⌈log2 P⌉ hops. The reductions are those of a [`Shape`].
 
 use super::program::{Action, Buffer, Chunk, Counter, Operation, Program, RankBuffer, Role, Signal};
+use super::shape::{Inboxes, Shape};
 use crate::rule::{Fire, Grace, Schedule, When};
 
 /// What triggers the activation.
@@ -73,6 +72,9 @@ pub struct Request {
     pub start: Start,
     /// How contributions become an outcome.
     pub schedule: Schedule,
+    /// Over a network, for the schedules `Doubling` and `Halving`: how many parts meet at a level. 2 makes pairs, the number
+    /// of ranks makes all of them exchange their data directly, and 1 makes a star. At most 32.
+    pub radix: u32,
     /// Bytes of a contribution.
     pub bytes: u64,
     /// Bytes of a chunk where the schedule may choose; 0 makes it one chunk.
@@ -102,12 +104,11 @@ pub(super) fn compile_rank(request: &Request, profile: &Profile, rank: u32) -> P
     let mut table = Builder { request, rank, counters: Vec::new(), operations: Vec::new() };
     table.start();
     let sealed = table.activation(profile);
-    let virtual_ranks = VirtualRanks::of(ranks);
     let shared = profile.shared;
     match request.schedule {
-        Schedule::Doubling | Schedule::Halving if ranks > 1 && shared => table.combining_tree(virtual_ranks, sealed),
-        Schedule::Doubling if ranks > 1 => table.doubling(virtual_ranks, sealed, false),
-        Schedule::Halving if ranks > 1 => table.doubling(virtual_ranks, sealed, true),
+        Schedule::Doubling | Schedule::Halving if ranks > 1 && shared => table.combining_tree(sealed),
+        Schedule::Doubling if ranks > 1 => table.exchange(sealed, false),
+        Schedule::Halving if ranks > 1 => table.exchange(sealed, true),
         Schedule::Gather if !shared => table.all_to_all(sealed),
         Schedule::Scatter if !shared => table.reduce_scatter(sealed),
         _ => table.reduce_in_place(sealed),
@@ -118,45 +119,10 @@ pub(super) fn compile_rank(request: &Request, profile: &Profile, rank: u32) -> P
     Program { rank, counters: table.counters, operations: table.operations, receives }
 }
 
-/// The virtual ranks of a reduction: the first `extra` are pairs of neighbours, the others single.
-#[derive(Clone, Copy, Debug)]
-struct VirtualRanks {
-    extra: u32,
-    leaves: u32,
-}
-
-impl VirtualRanks {
-    fn of(ranks: u32) -> Self {
-        let leaves = 1 << ranks.ilog2();
-        VirtualRanks { extra: ranks - leaves, leaves }
-    }
-
-    fn levels(self) -> u32 {
-        self.leaves.trailing_zeros()
-    }
-
-    /// Returns the virtual rank; `None` for the second rank of a pair.
-    fn leaf(self, rank: u32) -> Option<u32> {
-        match rank.checked_sub(2 * self.extra) {
-            Some(rest) => Some(self.extra + rest),
-            None => rank.is_multiple_of(2).then_some(rank / 2),
-        }
-    }
-
-    /// Returns the rank that acts for a virtual rank.
-    fn leader(self, leaf: u32) -> u32 {
-        if self.is_pair(leaf) { 2 * leaf } else { leaf + self.extra }
-    }
-
-    fn is_pair(self, leaf: u32) -> bool {
-        leaf < self.extra
-    }
-
-    /// Returns the buffer that a virtual rank contributes to level 1.
-    fn source(self, leaf: u32) -> RankBuffer {
-        let buffer = if self.is_pair(leaf) { Buffer::Partial(0) } else { Buffer::Contribution };
-        RankBuffer { rank: self.leader(leaf), buffer }
-    }
+/// Returns the input that the partner with the digit `from` gives to the one with the digit `to`. The last input of a level
+/// is the rank's own.
+pub(super) fn input_from(from: u32, to: u32) -> u32 {
+    from - u32::from(from > to)
 }
 
 struct Builder<'a> {
@@ -254,21 +220,23 @@ impl Builder<'_> {
 
     /// Adds a tree of P - 1 sums and one outcome. In shared memory both partners of a doubling step would compute the
     /// same bytes, so only one does.
-    fn combining_tree(&mut self, virtual_ranks: VirtualRanks, sealed: usize) {
-        let (rank, levels) = (self.rank, virtual_ranks.levels());
-        let up = |leaf: u32, level: u32| {
-            let parent = leaf >> level << level;
-            let input = leaf >> (level - 1) & 1;
+    fn combining_tree(&mut self, sealed: usize) {
+        let (rank, shape) = (self.rank, Shape::of(self.request.ranks, 2));
+        let (levels, place) = (shape.levels(), shape.place(rank));
+        let is_pair = |place: u32| shape.group(place).len() > 1;
+        let up = |place: u32, level: u32| {
+            let parent = place >> level << level;
+            let input = place >> (level - 1) & 1;
             if level > levels {
                 Signal { rank: 0, counter: Role::Done, input: 0 }
             } else {
-                Signal { rank: virtual_ranks.leader(parent), counter: Role::Level(level), input }
+                Signal { rank: shape.leader(parent), counter: Role::Level(level), input }
             }
         };
-        let Some(leaf) = virtual_ranks.leaf(rank) else {
+        if rank != shape.leader(place) {
             self.also_signal(sealed, Signal { rank: rank - 1, counter: Role::Level(0), input: 1 });
             return;
-        };
+        }
         let sum = |low: RankBuffer, high: RankBuffer, to: Buffer| Action::Reduce {
             from: vec![low, high],
             to,
@@ -277,26 +245,27 @@ impl Builder<'_> {
         if rank == 0 {
             self.counter(Role::Done, 1, 0);
         }
-        if virtual_ranks.is_pair(leaf) {
+        if is_pair(place) {
             self.also_signal(sealed, self.own(Role::Level(0), 0));
             self.counter(Role::Level(0), 2, 0);
-            let place = |rank| RankBuffer { rank, buffer: Buffer::Contribution };
-            self.when_full(Role::Level(0), sum(place(rank), place(rank + 1), Buffer::Partial(0)), vec![up(leaf, 1)]);
+            let part = |rank| RankBuffer { rank, buffer: Buffer::Contribution };
+            self.when_full(Role::Level(0), sum(part(rank), part(rank + 1), Buffer::Partial(0)), vec![up(place, 1)]);
         } else {
-            self.also_signal(sealed, up(leaf, 1));
+            self.also_signal(sealed, up(place, 1));
         }
         for level in 1..=levels {
-            if !leaf.is_multiple_of(1 << level) {
+            if !place.is_multiple_of(1 << level) {
                 break;
             }
-            let below = |leaf: u32| {
-                let partial = RankBuffer { rank: virtual_ranks.leader(leaf), buffer: Buffer::Partial(level - 1) };
-                if level == 1 { virtual_ranks.source(leaf) } else { partial }
+            let below = |place: u32| {
+                let is_partial = level > 1 || is_pair(place);
+                let buffer = if is_partial { Buffer::Partial(level - 1) } else { Buffer::Contribution };
+                RankBuffer { rank: shape.leader(place), buffer }
             };
             let to = if level == levels { Buffer::Outcome } else { Buffer::Partial(level) };
             self.counter(Role::Level(level), 2, 0);
-            let halves = (below(leaf), below(leaf + (1 << (level - 1))));
-            self.when_full(Role::Level(level), sum(halves.0, halves.1, to), vec![up(leaf, level + 1)]);
+            let halves = (below(place), below(place + (1 << (level - 1))));
+            self.when_full(Role::Level(level), sum(halves.0, halves.1, to), vec![up(place, level + 1)]);
         }
     }
 
@@ -323,83 +292,96 @@ impl Builder<'_> {
         }
     }
 
-    /// Recursive doubling by puts into the partner's inbox; or recursive halving, in which the partners of a level each
-    /// reduce one half of what both have, and gather the outcome on the way back. The pairs of a level are the same, so
-    /// both give the same bits.
-    fn doubling(&mut self, virtual_ranks: VirtualRanks, sealed: usize, halves: bool) {
-        let (rank, levels) = (self.rank, virtual_ranks.levels());
+    /// Exchanges data in a shape, by puts into inboxes. At each level the partners give each other all that they have; or,
+    /// in `shares`, each of them reduces one part of it, and they gather the outcome on the way back. The partners of a
+    /// level are the same, so both ways give the same bits.
+    fn exchange(&mut self, sealed: usize, shares: bool) {
+        let (rank, shape) = (self.rank, Shape::of(self.request.ranks, self.request.radix));
+        let (levels, place) = (shape.levels(), shape.place(self.rank));
+        let inboxes = Inboxes::of(self.request.ranks, self.request.radix);
+        let whole = if shares { shape.pieces() } else { Chunk::WHOLE };
         self.counter(Role::Done, 1, 0);
-        let whole = if halves { Chunk { from: 0, to: 1 << levels, of: 1 << levels } } else { Chunk::WHOLE };
-        let Some(leaf) = virtual_ranks.leaf(rank) else {
-            // The second rank of a pair sends its contribution and receives the outcome.
+        let (leader, group) = (shape.leader(place), shape.group(place));
+        if rank != leader {
+            // A member that hangs on another one sends it its contribution, and receives the outcome.
             self.counter(Role::Made(0), 1, 0);
             self.also_signal(sealed, self.own(Role::Made(0), 0));
-            let to = RankBuffer { rank: rank - 1, buffer: Buffer::Inbox(0) };
-            let there = Signal { rank: rank - 1, counter: Role::Level(0), input: 1 };
+            let input = rank - leader - 1;
+            let to = RankBuffer { rank: leader, buffer: inboxes.buffer(0, input) };
+            let there = Signal { rank: leader, counter: Role::Level(0), input };
             self.when_full(Role::Made(0), Action::Put { from: Buffer::Contribution, to, chunk: whole }, vec![there]);
             return;
-        };
+        }
         let own = |buffer| RankBuffer { rank, buffer };
         // The buffer that this rank sends at level 1, and the operation that produces it.
         let (mut mine, mut maker) = (Buffer::Contribution, sealed);
-        if virtual_ranks.is_pair(leaf) {
-            self.counter(Role::Level(0), 2, 0);
-            self.also_signal(sealed, self.own(Role::Level(0), 0));
-            let from = vec![own(Buffer::Contribution), own(Buffer::Inbox(0))];
-            let action = Action::Reduce { from, to: Buffer::Partial(0), chunk: whole };
-            self.when_full(Role::Level(0), action, Vec::new());
-            (mine, maker) = (Buffer::Partial(0), self.operations.len() - 1);
+        let hung = group.len() as u32 - 1;
+        if hung > 0 {
+            self.counter(Role::Level(0), hung + 1, 0);
+            self.also_signal(sealed, self.own(Role::Level(0), hung));
+            let theirs = (0..hung).map(|input| own(inboxes.buffer(0, input)));
+            let from = std::iter::once(own(Buffer::Contribution)).chain(theirs).collect();
+            let to = if levels == 0 { Buffer::Outcome } else { Buffer::Partial(0) };
+            self.when_full(Role::Level(0), Action::Reduce { from, to, chunk: whole }, Vec::new());
+            (mine, maker) = (to, self.operations.len() - 1);
         }
         // The chunk that this rank reduces at each level.
         let mut kept = vec![whole];
         for level in 1..=levels {
-            let partner = virtual_ranks.leader(leaf ^ 1 << (level - 1));
-            let low_first = leaf >> (level - 1) & 1 == 0;
-            let (keep, send) = match kept[level as usize - 1].halves() {
-                _ if !halves => (whole, whole),
-                [low, high] if low_first => (low, high),
-                [low, high] => (high, low),
-            };
-            kept.push(keep);
+            let (radix, digit) = (shape.radix(level), shape.digit(place, level));
+            let partner = |digit: u32| shape.leader(shape.partner(place, level, digit));
+            let before = kept[level as usize - 1];
+            let part = |digit: u32| if shares { before.part(digit, radix) } else { whole };
             self.counter(Role::Made(level), 1, 0);
-            self.counter(Role::Level(level), 2, 0);
+            self.counter(Role::Level(level), radix, 0);
             self.also_signal(maker, self.own(Role::Made(level), 0));
-            self.also_signal(maker, self.own(Role::Level(level), 0));
-            let to = RankBuffer { rank: partner, buffer: Buffer::Inbox(level) };
-            let there = Signal { rank: partner, counter: Role::Level(level), input: 1 };
-            self.when_full(Role::Made(level), Action::Put { from: mine, to, chunk: send }, vec![there]);
-            let theirs = own(Buffer::Inbox(level));
-            let from = if low_first { vec![own(mine), theirs] } else { vec![theirs, own(mine)] };
+            self.also_signal(maker, self.own(Role::Level(level), radix - 1));
+            for other in (0..radix).filter(|&other| other != digit) {
+                let input = input_from(digit, other);
+                let to = RankBuffer { rank: partner(other), buffer: inboxes.buffer(level, input) };
+                let there = Signal { rank: partner(other), counter: Role::Level(level), input };
+                self.when_full(Role::Made(level), Action::Put { from: mine, to, chunk: part(other) }, vec![there]);
+            }
+            let source = |other: u32| match other == digit {
+                true => own(mine),
+                false => own(inboxes.buffer(level, input_from(other, digit))),
+            };
             let to = if level == levels { Buffer::Outcome } else { Buffer::Partial(level) };
-            self.when_full(Role::Level(level), Action::Reduce { from, to, chunk: keep }, Vec::new());
+            let action = Action::Reduce { from: (0..radix).map(source).collect(), to, chunk: part(digit) };
+            kept.push(part(digit));
+            self.when_full(Role::Level(level), action, Vec::new());
             (mine, maker) = (to, self.operations.len() - 1);
         }
-        if halves {
+        if shares && levels > 0 {
             let mut made = Role::Made(levels + 1);
             self.counter(made, 1, 0);
             self.also_signal(maker, self.own(made, 0));
             for level in (1..=levels).rev() {
-                let partner = virtual_ranks.leader(leaf ^ 1 << (level - 1));
-                let to = RankBuffer { rank: partner, buffer: Buffer::Outcome };
-                let chunk = kept[level as usize];
+                let (radix, digit, chunk) = (shape.radix(level), shape.digit(place, level), kept[level as usize]);
                 let gathered = Role::Gathered(level);
-                self.counter(gathered, 2, 0);
-                let there = Signal { rank: partner, counter: gathered, input: 1 };
-                self.when_full(made, Action::Signal, vec![self.own(gathered, 0)]);
-                self.when_full(made, Action::Put { from: Buffer::Outcome, to, chunk }, vec![there]);
+                self.counter(gathered, radix, 0);
+                self.when_full(made, Action::Signal, vec![self.own(gathered, radix - 1)]);
+                for other in (0..radix).filter(|&other| other != digit) {
+                    let partner = shape.leader(shape.partner(place, level, other));
+                    let to = RankBuffer { rank: partner, buffer: Buffer::Outcome };
+                    let there = Signal { rank: partner, counter: gathered, input: input_from(digit, other) };
+                    self.when_full(made, Action::Put { from: Buffer::Outcome, to, chunk }, vec![there]);
+                }
                 made = gathered;
             }
             self.when_full(made, Action::Signal, Vec::new());
             maker = self.operations.len() - 1;
         }
         self.also_signal(maker, self.own(Role::Done, 0));
-        if virtual_ranks.is_pair(leaf) {
+        if hung > 0 {
             let made = Role::Made(levels + 2);
             self.counter(made, 1, 0);
             self.also_signal(maker, self.own(made, 0));
-            let to = RankBuffer { rank: rank + 1, buffer: Buffer::Outcome };
-            let there = Signal { rank: rank + 1, counter: Role::Done, input: 0 };
-            self.when_full(made, Action::Put { from: Buffer::Outcome, to, chunk: whole }, vec![there]);
+            for member in group.skip(1) {
+                let to = RankBuffer { rank: member, buffer: Buffer::Outcome };
+                let there = Signal { rank: member, counter: Role::Done, input: 0 };
+                self.when_full(made, Action::Put { from: Buffer::Outcome, to, chunk: whole }, vec![there]);
+            }
         }
     }
 

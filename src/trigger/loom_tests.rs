@@ -33,7 +33,15 @@ impl SlotCells for Memory {
 
 impl Memory {
     fn new(ranks: u32, start: Start) -> Arc<Self> {
-        let layout = Layout::new(&Request { ranks, start, schedule: Schedule::Doubling, bytes: 8, chunk: 0, slots: 2 });
+        let layout = Layout::new(&Request {
+            ranks,
+            start,
+            schedule: Schedule::Doubling,
+            radix: 2,
+            bytes: 8,
+            chunk: 0,
+            slots: 2,
+        });
         let cells = (0..layout.cells()).map(|_| AtomicU64::new(0)).collect();
         let written = layout.rows.iter().map(|_| UnsafeCell::new(0)).collect();
         Arc::new(Memory { layout, cells, written })

@@ -13,6 +13,7 @@ mod layout;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod program;
+mod shape;
 mod table;
 mod worker;
 
@@ -21,7 +22,8 @@ pub use compile::{Profile, Request, Start, compile, hops};
 pub(crate) use gate::{Deposit, Gate, LAST_ROUND};
 pub(crate) use layout::{Input, Layout, State, Target, TaskWork};
 pub use program::{Action, Buffer, Chunk, Counter, Counts, Operation, Program, RankBuffer, Role, Signal};
-pub(crate) use table::{InputCells, Order, Progress, Table};
+pub(crate) use shape::{Inboxes, Shape};
+pub(crate) use table::{Act, Addends, Area, InputCells, Progress, Table};
 pub(crate) use worker::{SlotCells, Task, Want, Worker};
 
 pub use crate::rule::Schedule;

@@ -74,7 +74,7 @@ pub enum Buffer {
     Contribution,
     /// The result of a reduction at a level.
     Partial(u32),
-    /// Data from another rank, numbered by level, or by rank where all ranks send to all.
+    /// Data from another rank, numbered by level and input, or by rank where all ranks send to all.
     Inbox(u32),
     /// The outcome.
     Outcome,
@@ -128,18 +128,18 @@ impl Chunk {
         self.from == 0 && self.to == self.of
     }
 
-    /// Returns the part before its middle, and the part after it.
+    /// Returns the number of its pieces.
     #[must_use]
-    pub fn halves(self) -> [Chunk; 2] {
-        let middle = self.from + (self.to - self.from) / 2;
-        [Chunk { to: middle, ..self }, Chunk { from: middle, ..self }]
+    pub fn pieces(self) -> u32 {
+        self.to - self.from
     }
 
-    /// Returns the other half of the chunk that this one is a half of, where the number of pieces is a power of two.
-    pub(crate) fn sibling(self) -> Chunk {
-        let pieces = self.to - self.from;
-        let from = self.from ^ pieces;
-        Chunk { from, to: from + pieces, ..self }
+    /// Returns one of `of` equal parts; `of` must divide the number of pieces.
+    #[must_use]
+    pub fn part(self, index: u32, of: u32) -> Chunk {
+        let each = self.pieces() / of;
+        let from = self.from + index * each;
+        Chunk { from, to: from + each, ..self }
     }
 
     /// Returns the bytes of a contribution that it covers: offset and length.

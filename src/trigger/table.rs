@@ -4,39 +4,44 @@
 //! another rank writes the round into a cell of this rank. The cells of a slot have the same numbers on all ranks, so a
 //! rank needs only its own table to know where its signals go.
 
-use super::compile::{Profile, Request, Start, compile_rank, hops};
-use super::program::{Action, Buffer, Chunk, Counter, Program, Role, Signal};
+use super::compile::{Profile, Request, Start, compile_rank, hops, input_from};
+use super::program::{Action, Buffer, Chunk, Counter, Program, RankBuffer, Role, Signal};
+use super::shape::{Inboxes, Shape};
+use crate::rule::Schedule;
 
 /// Numbers of the cells in which a rank gets inputs from others, within a slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InputCells {
     hops: usize,
+    inboxes: Inboxes,
 }
 
 impl InputCells {
-    /// Returns the cells in a world of `ranks` ranks.
-    pub(crate) fn of(ranks: u32) -> Self {
-        InputCells { hops: hops(ranks) as usize }
+    /// Returns the cells in a world of `ranks` ranks whose tables have this radix.
+    pub(crate) fn of(ranks: u32, radix: u32) -> Self {
+        InputCells { hops: hops(ranks) as usize, inboxes: Inboxes::of(ranks, radix) }
     }
 
     /// Returns the number of cells, without those of arrivals.
     pub(crate) fn count(self) -> usize {
-        3 * self.hops + 2
+        let gathered = self.inboxes.levels() * self.inboxes.width();
+        self.hops + (self.inboxes.count() + 1 + gathered) as usize
     }
 
-    /// Returns the level of the inbox that the rank that gives an input writes before it, if it writes one.
-    pub(crate) fn level(self, cell: usize) -> Option<u32> {
-        let level = cell.checked_sub(self.hops)?;
-        (level <= self.hops).then_some(level as u32)
+    /// Returns the level and the input of the inbox that the rank that gives an input writes before it, if it writes one.
+    pub(crate) fn inbox(self, cell: usize) -> Option<(u32, u32)> {
+        let number = cell.checked_sub(self.hops)? as u32;
+        (number < self.inboxes.count()).then(|| self.inboxes.place(number))
     }
 
     fn cell(self, counter: Role, input: u32) -> usize {
+        let done = self.hops + self.inboxes.count() as usize;
+        let at = |level: u32| (level * self.inboxes.width() + input) as usize;
         match counter {
             Role::Active => input as usize,
-            // The second half of a level; the first one is the rank's own.
-            Role::Level(level) => self.hops + level as usize,
-            Role::Done => 2 * self.hops + 1,
-            Role::Gathered(level) => 2 * self.hops + 1 + level as usize,
+            Role::Level(level) => self.hops + at(level),
+            Role::Done => done,
+            Role::Gathered(level) => done + 1 + at(level - 1),
             other => unreachable!("no other rank counts in {other}"),
         }
     }
@@ -55,54 +60,69 @@ struct Remote {
 struct Inputs {
     threshold: u32,
     /// The inputs that are given before a round begins.
-    before: u32,
+    before: u64,
     remote: Vec<Remote>,
 }
 
-/// The order of the halves of a buffer's data: the half that is sent on lies in front, right after the label.
+/// Where data lies in the memory of a rank: a buffer, or one of several that are of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Order {
-    /// All of it is sent on, or none.
-    AsItIs,
-    LowFirst,
-    HighFirst,
+pub(crate) struct Area {
+    /// An inbox has the number of its level here.
+    pub(crate) buffer: Buffer,
+    /// Which inbox of the level, or which part of the buffer: a buffer of which parts are sent consists of these parts,
+    /// each with a label of its own.
+    pub(crate) index: u32,
+    /// What it holds.
+    pub(crate) chunk: Chunk,
 }
 
-impl Order {
-    /// Returns the parts of a chunk, in this order, each with the part in front of it.
-    pub(crate) fn parts(self, chunk: Chunk) -> impl Iterator<Item = (Option<Chunk>, Chunk)> {
-        let [low, high] = chunk.halves();
-        let (first, second) = match self {
-            Order::AsItIs => (chunk, None),
-            Order::LowFirst => (low, Some(high)),
-            Order::HighFirst => (high, Some(low)),
-        };
-        std::iter::once((None, first)).chain(second.map(|second| (Some(first), second)))
+/// The inputs of a sum: the rank's own data, and its inboxes of a level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Addends {
+    own: Buffer,
+    level: u32,
+    /// The place of the rank's own data among all.
+    digit: u32,
+    of: u32,
+    /// What each of them covers.
+    pub(crate) chunk: Chunk,
+}
+
+impl Addends {
+    /// Returns where the inputs lie, in the order in which they are added.
+    pub(crate) fn areas(self) -> impl Iterator<Item = Area> {
+        let Addends { own, level, digit, of, chunk } = self;
+        (0..of).map(move |other| match other == digit {
+            // A whole was not divided.
+            true => Area { buffer: own, index: if chunk.is_whole() { 0 } else { digit }, chunk },
+            false => Area { buffer: Buffer::Inbox(level), index: input_from(other, digit), chunk },
+        })
     }
 
-    /// Returns the order of a buffer that holds a chunk.
-    fn of(buffer: Buffer, chunk: Chunk, program: &Program) -> Self {
-        let sent = program.operations.iter().find_map(|operation| match operation.action {
-            // An outcome is for the caller.
-            Action::Put { from, chunk, .. } if from == buffer && from != Buffer::Outcome => Some(chunk),
-            _ => None,
-        });
-        match (sent, chunk.halves()) {
-            (None, _) => Order::AsItIs,
-            (Some(sent), _) if sent == chunk => Order::AsItIs,
-            (Some(sent), [low, _]) if sent == low => Order::LowFirst,
-            _ => Order::HighFirst,
-        }
+    /// Returns whether an input is the rank's own data.
+    pub(crate) fn is_own(self, index: usize) -> bool {
+        index == self.digit as usize
     }
+}
+
+/// What a row does in the memory of its rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Act {
+    /// Nothing.
+    Signal,
+    /// Closes the gate, whose contents become the contribution, in this number of parts.
+    Seal { parts: u8 },
+    /// Sums data into a buffer, in this number of parts.
+    Sum { from: Addends, to: Buffer, parts: u8 },
+    /// Writes an area into one of another rank.
+    Put { from: Area, to: Area },
 }
 
 /// A row, resolved to counters and cells.
 #[derive(Clone, Debug)]
 pub(crate) struct ResolvedRow {
     when: usize,
-    pub(crate) action: Action,
-    /// The order of the data that it writes into a buffer of its rank.
-    pub(crate) order: Order,
+    pub(crate) act: Act,
     /// Inputs of this rank's counters.
     gives: Vec<(usize, u32)>,
     /// Inputs of other ranks' counters: the rank and the cell.
@@ -129,13 +149,21 @@ pub(crate) struct Table {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Progress {
     /// Inputs that have been given, by counter.
-    given: Vec<u32>,
-    /// Rows that have run.
-    ran: u128,
+    given: Vec<u64>,
+    /// Rows that have run, a bit for each.
+    ran: [u64; RAN_WORDS],
+}
+
+const RAN_WORDS: usize = 4;
+
+impl Progress {
+    fn has_run(&self, row: usize) -> bool {
+        self.ran[row / 64] >> (row % 64) & 1 == 1
+    }
 }
 
 /// The input by which a rank starts a round itself. No table has this number of neighbours.
-const BY_ITSELF: u32 = 31;
+const BY_ITSELF: u32 = 63;
 
 impl Table {
     /// Compiles the table of one rank. A request for fewer ranks than the world has gives the table among the ranks
@@ -145,13 +173,14 @@ impl Table {
         let is_run = |role: Role| !matches!(role, Role::Start | Role::Arrived | Role::Sent);
         let counters: Vec<_> = program.counters.iter().filter(|counter| is_run(counter.role)).collect();
         let index = |role: Role| counters.iter().position(|counter| counter.role == role);
-        let whole = program.operations.iter().filter_map(|operation| match operation.action {
-            Action::Put { chunk, .. } => Some(Chunk { from: 0, to: chunk.of, of: chunk.of }),
-            _ => None,
-        });
-        let whole = whole.max().unwrap_or(Chunk::WHOLE);
+        let whole = match request.schedule {
+            Schedule::Halving => Shape::of(request.ranks, request.radix).pieces(),
+            _ => Chunk::WHOLE,
+        };
+        // The compiler numbers the inboxes of the ranks that are left.
+        let inboxes = Inboxes::of(request.ranks, request.radix);
         let mut rows = Vec::new();
-        let mut own = vec![0u32; counters.len()];
+        let mut own = vec![0u64; counters.len()];
         let mut thresholds: Vec<u32> = counters.iter().map(|counter| counter.inputs).collect();
         for operation in program.operations.iter().filter(|operation| is_run(operation.when)) {
             let when = index(operation.when).expect("a row waits for a counter of its table");
@@ -162,15 +191,11 @@ impl Table {
             gives.iter().for_each(|&(id, input)| own[id] |= 1 << input);
             let signals = others.iter().map(|to| (to.rank, cells.cell(to.counter, to.input))).collect();
             let activates = others.iter().any(|to| to.counter == Role::Active);
-            let order = match operation.action {
-                Action::Reduce { to, chunk, .. } => Order::of(to, chunk, &program),
-                Action::Seal => Order::of(Buffer::Contribution, whole, &program),
-                Action::Signal | Action::Put { .. } => Order::AsItIs,
-            };
-            rows.push(ResolvedRow { when, action: operation.action.clone(), order, gives, signals, activates });
+            let act = act(&operation.action, &program, whole, inboxes);
+            rows.push(ResolvedRow { when, act, gives, signals, activates });
         }
         let inputs = |(id, counter): (usize, &&Counter)| {
-            let before = (1 << counter.external) - 1;
+            let before = (1u64 << counter.external) - 1;
             let from_others = (0..counter.inputs.min(BY_ITSELF)).filter(|bit| (own[id] | before) >> bit & 1 == 0);
             let remote = from_others.filter_map(|bit| {
                 let from = sender(&program, request, counter.role, bit)?;
@@ -178,19 +203,19 @@ impl Table {
             });
             Inputs { threshold: thresholds[id], before, remote: remote.collect() }
         };
-        let seal = rows.iter().position(|row: &ResolvedRow| row.action == Action::Seal);
+        let seal = rows.iter().position(|row: &ResolvedRow| matches!(row.act, Act::Seal { .. }));
         let (active, done, seal) = match (index(Role::Active), index(Role::Done), seal) {
             (Some(active), Some(done), Some(seal)) => (active, done, seal),
             _ => unreachable!("each table has an activation, a gate and an outcome"),
         };
         let counters: Vec<Inputs> = counters.iter().enumerate().map(inputs).collect();
-        assert!(rows.len() <= u128::BITS as usize, "a table of {} rows", rows.len());
+        assert!(rows.len() <= 64 * RAN_WORDS, "a table of {} rows", rows.len());
         Table { counters, rows, active, done, seal, whole }
     }
 
     /// Returns the progress at the beginning of a round.
     pub(crate) fn begin(&self) -> Progress {
-        let mut progress = Progress { given: Vec::with_capacity(self.counters.len()), ran: 0 };
+        let mut progress = Progress { given: Vec::with_capacity(self.counters.len()), ran: [0; RAN_WORDS] };
         self.begin_again(&mut progress);
         progress
     }
@@ -199,7 +224,7 @@ impl Table {
     pub(crate) fn begin_again(&self, progress: &mut Progress) {
         progress.given.clear();
         progress.given.extend(self.counters.iter().map(|counter| counter.before));
-        progress.ran = 0;
+        progress.ran = [0; RAN_WORDS];
     }
 
     /// Returns the whole contribution, in the pieces into which this table divides it.
@@ -228,12 +253,12 @@ impl Table {
 
     /// Returns whether the gate is closed.
     pub(crate) fn is_sealed(&self, progress: &Progress) -> bool {
-        progress.ran >> self.seal & 1 == 1
+        progress.has_run(self.seal)
     }
 
     /// Returns whether all rows have run.
     pub(crate) fn has_run(&self, progress: &Progress) -> bool {
-        progress.ran.count_ones() as usize == self.rows.len()
+        progress.ran.iter().map(|word| word.count_ones() as usize).sum::<usize>() == self.rows.len()
     }
 
     /// Returns whether all rows have run and the outcome is there; `is_given` returns whether an input has come from
@@ -262,19 +287,19 @@ impl Table {
     /// Returns a row that is due; `is_given` returns whether an input has come from another rank.
     pub(crate) fn next(&self, progress: &mut Progress, is_given: impl Fn(usize) -> bool) -> Option<usize> {
         let is_due =
-            |row: &usize| progress.ran >> row & 1 == 0 && self.is_reached(self.rows[*row].when, progress, &is_given);
+            |row: &usize| !progress.has_run(*row) && self.is_reached(self.rows[*row].when, progress, &is_given);
         (0..self.rows.len()).find(is_due)
     }
 
     /// Notes that a row has run, and gives the rank's own inputs.
     pub(crate) fn ran(&self, row: usize, progress: &mut Progress) {
-        progress.ran |= 1 << row;
+        progress.ran[row / 64] |= 1 << (row % 64);
         self.rows[row].gives.iter().for_each(|&(counter, input)| progress.given[counter] |= 1 << input);
     }
 
     /// Returns the ranks whose data is all that some rows still wait for.
     pub(crate) fn awaited(&self, progress: &Progress) -> impl Iterator<Item = u32> {
-        let waits = |row: &(usize, &ResolvedRow)| progress.ran >> row.0 & 1 == 0 && row.1.when != self.active;
+        let waits = |row: &(usize, &ResolvedRow)| !progress.has_run(row.0) && row.1.when != self.active;
         let counters = self.rows.iter().enumerate().filter(waits).map(|(_, row)| row.when);
         counters.chain([self.done]).flat_map(|id| {
             let (counter, given) = (&self.counters[id], progress.given[id]);
@@ -285,21 +310,73 @@ impl Table {
     }
 }
 
+/// Returns what a row does.
+fn act(action: &Action, program: &Program, whole: Chunk, inboxes: Inboxes) -> Act {
+    // The number of parts in which a buffer that holds a chunk is sent. An outcome stays as it is, for the caller.
+    let parts = |buffer: Buffer, chunk: Chunk| {
+        let sent = program.operations.iter().find_map(|operation| match operation.action {
+            Action::Put { from, chunk, .. } if from == buffer && from != Buffer::Outcome => Some(chunk),
+            _ => None,
+        });
+        // There are at most as many as the radix of a level.
+        sent.map_or(1, |sent| (chunk.pieces() / sent.pieces()) as u8)
+    };
+    match *action {
+        Action::Signal => Act::Signal,
+        Action::Seal => Act::Seal { parts: parts(Buffer::Contribution, whole) },
+        Action::Reduce { ref from, to, chunk } => {
+            let is_own = |place: &RankBuffer| !matches!(place.buffer, Buffer::Inbox(_));
+            let digit = from.iter().position(is_own).expect("a sum has the rank's own data");
+            let level = from.iter().find_map(|place| match place.buffer {
+                Buffer::Inbox(number) => Some(inboxes.place(number).0),
+                _ => None,
+            });
+            // A rank that is alone takes its own data as it is.
+            let level = level.unwrap_or(0);
+            let from = Addends { own: from[digit].buffer, level, digit: digit as u32, of: from.len() as u32, chunk };
+            Act::Sum { from, to, parts: parts(to, chunk) }
+        }
+        Action::Put { from, to, chunk } => {
+            let (buffer, index) = match to.buffer {
+                Buffer::Inbox(number) => {
+                    let (level, index) = inboxes.place(number);
+                    (Buffer::Inbox(level), index)
+                }
+                other => (other, 0),
+            };
+            // Parts of a buffer lie in its order.
+            let part =
+                if from == Buffer::Outcome { 0 } else { chunk.from % pieces_of(from, program, whole) / chunk.pieces() };
+            Act::Put { from: Area { buffer: from, index: part, chunk }, to: Area { buffer, index, chunk } }
+        }
+    }
+}
+
+/// Returns the number of pieces that a buffer holds.
+fn pieces_of(buffer: Buffer, program: &Program, whole: Chunk) -> u32 {
+    let written = program.operations.iter().find_map(|operation| match operation.action {
+        Action::Reduce { to, chunk, .. } if to == buffer => Some(chunk),
+        _ => None,
+    });
+    written.unwrap_or(whole).pieces()
+}
+
 /// Returns the rank that gives an input that the table itself does not give.
 fn sender(program: &Program, request: &Request, counter: Role, input: u32) -> Option<u32> {
     let (rank, ranks) = (program.rank, request.ranks);
+    let shape = Shape::of(ranks, request.radix);
+    let place = shape.place(rank);
     match counter {
         // Where each rank starts by itself, no other rank starts it; elsewhere the last input is the rank's own.
         Role::Active if request.start == Start::Everybody => None,
         Role::Active => (input < hops(ranks)).then(|| (rank + ranks - (1 << input)) % ranks),
-        // The partners of a level send their data to each other.
-        Role::Level(_) | Role::Gathered(_) => {
-            let mut signals = program.operations.iter().flat_map(|operation| &operation.then);
-            let partner = signals.find(|signal| signal.rank != rank && signal.counter == counter);
-            // The second rank of a pair sends, and gets the outcome.
-            Some(partner.map_or(rank + 1, |signal| signal.rank))
+        Role::Level(0) => Some(rank + 1 + input),
+        Role::Level(level) | Role::Gathered(level) => {
+            let digit = shape.digit(place, level);
+            // The digits without the rank's own.
+            Some(shape.leader(shape.partner(place, level, input + u32::from(input >= digit))))
         }
-        Role::Done => rank.checked_sub(1),
+        Role::Done => (rank != shape.leader(place)).then(|| shape.leader(place)),
         _ => None,
     }
 }
@@ -307,13 +384,20 @@ fn sender(program: &Program, request: &Request, counter: Role, input: u32) -> Op
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::rule::Schedule;
+    use crate::rule::MOST_RADIX;
 
     const RELAYED: [Schedule; 2] = [Schedule::Doubling, Schedule::Halving];
 
-    fn tables(ranks: u32, start: Start, schedule: Schedule) -> Vec<Table> {
-        let request = Request { ranks, start, schedule, bytes: 8, chunk: 0, slots: 3 };
-        (0..ranks).map(|rank| Table::new(&request, rank, InputCells::of(ranks))).collect()
+    fn tables(ranks: u32, start: Start, (schedule, radix): (Schedule, u32)) -> Vec<Table> {
+        let request = Request { ranks, start, schedule, radix, bytes: 8, chunk: 0, slots: 3 };
+        (0..ranks).map(|rank| Table::new(&request, rank, InputCells::of(ranks, radix))).collect()
+    }
+
+    /// All ways to exchange data, with the radices that a world of this size may have.
+    fn ways(ranks: u32) -> impl Iterator<Item = (Schedule, u32)> {
+        let radices = [1, 2, 3, 4, 8, ranks].into_iter().filter(move |&radix| radix > 1 || ranks <= MOST_RADIX);
+        let radices = radices.filter(|&radix| radix <= MOST_RADIX);
+        RELAYED.into_iter().flat_map(move |schedule| radices.clone().map(move |radix| (schedule, radix)))
     }
 
     /// A rank runs O(log P) rows and sends at most that number of messages, its arrival included.
@@ -321,7 +405,7 @@ mod tests {
     fn a_round_takes_few_messages_of_each_rank() {
         for (ranks, schedule) in (2..=300).flat_map(|ranks| RELAYED.map(|schedule| (ranks, schedule))) {
             for start in [Start::Everybody, Start::First, Start::Designated, Start::Count(ranks / 2 + 1)] {
-                for table in tables(ranks, start, schedule) {
+                for table in tables(ranks, start, (schedule, 2)) {
                     let messages: usize = table.rows.iter().map(|row| row.signals.len()).sum();
                     let most = if schedule == Schedule::Halving { 4 } else { 3 } * hops(ranks) as usize + 4;
                     assert!(messages < most, "{messages} messages of {ranks} ranks, {start:?}, {schedule:?}");
@@ -332,8 +416,8 @@ mod tests {
     }
 
     /// Runs all tables of a round, rows and messages in any order; returns how often rows waited for an input in vain.
-    fn play(tables: &[Table], starters: &[usize], mut draw: impl FnMut(usize) -> usize) {
-        let mut given = vec![vec![false; InputCells::of(tables.len() as u32).count()]; tables.len()];
+    fn play(tables: &[Table], cells: InputCells, starters: &[usize], mut draw: impl FnMut(usize) -> usize) {
+        let mut given = vec![vec![false; cells.count()]; tables.len()];
         let mut progress: Vec<Progress> = tables.iter().map(Table::begin).collect();
         starters.iter().for_each(|&rank| tables[rank].activate(&mut progress[rank]));
         let mut messages: Vec<(usize, usize)> = Vec::new();
@@ -372,12 +456,14 @@ mod tests {
     fn every_table_runs_to_its_end() {
         use rand::{RngExt, SeedableRng};
         let mut rng = rand_xoshiro::Xoshiro256PlusPlus::seed_from_u64(7);
-        for (ranks, schedule) in (1..=40).flat_map(|ranks| RELAYED.map(|schedule| (ranks, schedule))) {
+        for (ranks, way) in (1..=40).flat_map(|ranks| ways(ranks).map(move |way| (ranks, way))) {
             let all: Vec<usize> = (0..ranks as usize).collect();
             let cases =
                 [(Start::Everybody, &all[..]), (Start::First, &all[ranks as usize / 2..]), (Start::Count(1), &[0])];
             for (start, starters) in cases {
-                play(&tables(ranks, start, schedule), starters, |count| rng.random_range(0..count.max(1)));
+                play(&tables(ranks, start, way), InputCells::of(ranks, way.1), starters, |count| {
+                    rng.random_range(0..count.max(1))
+                });
             }
         }
     }

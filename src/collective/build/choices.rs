@@ -22,8 +22,9 @@ impl<T: Item> AllreduceBuilder<'_, T> {
     /// Returns all that must be the same on all ranks.
     pub(super) fn choices(&self, plan: &Plan) -> Choices {
         let schedule = |plan: &Plan| match plan.agreement {
-            AgreementBy::Gates | AgreementBy::Relays => plan.schedule.name(),
-            _ => "none",
+            AgreementBy::Gates => plan.schedule.name().to_owned(),
+            AgreementBy::Relays => format!("{} of radix {}", plan.schedule.name(), plan.radix),
+            _ => "none".to_owned(),
         };
         // At this point it is unknown whether there is a provider.
         let otherwise = (plan.agreement == AgreementBy::Runner).then(|| self.plan(false).ok()).flatten();
@@ -35,7 +36,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
             ("the path (by hw-config)", plan.path_name().to_owned()),
             ("the segment (by hw-config)", plan.segment.to_string()),
             ("the piece (by hw-config)", (plan.run * plan.segment as u64).to_string()),
-            ("the schedule (by hw-config)", schedule(plan).to_owned()),
+            ("the schedule (by hw-config)", schedule(plan)),
             ("the path without a provider (by hw-config)", otherwise.unwrap_or_default()),
         ]);
         choices

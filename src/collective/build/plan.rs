@@ -32,7 +32,8 @@ impl<T: Item> AllreduceBuilder<'_, T> {
             Mover::Tree => true,
             _ if self.model().is_some() || self.is_taped() => false,
             Mover::Auto if topology.is_one_host() => parameters.mover() == Mover::Tree,
-            Mover::Auto => self.may_relay() && self.would_relay(&topology, bytes),
+            // A collective whose cuts are given moves its data in segments.
+            Mover::Auto => !given && self.may_relay() && self.would_relay(&topology, bytes),
             Mover::Cut => false,
         };
         let plan = Wanted {
@@ -56,11 +57,14 @@ impl<T: Item> AllreduceBuilder<'_, T> {
     pub(super) fn would_relay(&self, topology: &Topology, bytes: usize) -> bool {
         let alone = topology.has_elsewhere() && topology.is_apart() && self.model().is_none();
         let (parameters, by_processor) = (self.world.parameters(), self.world.fabric().changes_by_processor());
-        self.chosen.mover == Mover::Auto && alone && parameters.relays(self.chosen.fire, bytes as u64, by_processor)
+        self.chosen.mover == Mover::Auto
+            && alone
+            && parameters.relays(self.chosen.fire, (topology.ranks(), bytes as u64), by_processor)
     }
 
-    /// Returns whether this rank relays while it computes. A rank that does not would delay every round.
+    /// Returns whether this rank relays what others wait for: while it computes, unless all ranks wait in each round.
     pub(super) fn may_relay(&self) -> bool {
-        matches!(self.chosen.executor, Executor::Auto | Executor::Thread)
+        let waits = self.chosen.fire.is_synchronous() && self.chosen.executor != Executor::Provider;
+        waits || matches!(self.chosen.executor, Executor::Auto | Executor::Thread)
     }
 }

@@ -5,7 +5,7 @@ use super::entry::Entry;
 use super::plan::{BUFFERS, Plan, RELAYED_ROUNDS, SIGNALLED_ROUNDS};
 use crate::fabric::{Atomic, Change};
 use crate::reduce::Place;
-use crate::trigger::{Buffer, Chunk, Deposit, Order, Task};
+use crate::trigger::{Addends, Buffer, Deposit, Task};
 
 /// Operations of which several may be in flight towards a host, so that they are only counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -232,12 +232,11 @@ pub(crate) enum Op {
 pub(crate) enum ProgramOp {
     /// Carries out a reduction.
     Run(Task),
-    /// Puts the contents of a gate, in `pieces` pieces, into the buffer from which they are relayed. `without_slot`:
+    /// Puts the contents of a gate, in `pieces` pieces, into the buffer from which they are relayed in equal parts. `without_slot`:
     /// this rank has no free slot for the next round.
-    Seal { round: u64, deposit: Deposit, initiator: Option<u32>, without_slot: bool, pieces: u32, order: Order },
-    /// Sums a chunk of the data in one or two buffers, with their labels, into another one: the outcome or a partial
-    /// sum.
-    Sum { round: u64, from: (Buffer, Option<Buffer>), to: Buffer, chunk: Chunk, order: Order },
+    Seal { round: u64, deposit: Deposit, initiator: Option<u32>, without_slot: bool, pieces: u32, parts: u8 },
+    /// Sums data, and joins its labels, into a buffer: the outcome, or a partial sum in equal parts.
+    Sum { round: u64, from: Addends, to: Buffer, parts: u8 },
     /// Asks the runner of the program, where one runs it in place of the ranks.
     Runner(RunnerOp),
 }

@@ -13,11 +13,11 @@ impl Driver {
     pub(super) fn execute_program(&mut self, op: ProgramOp, now: Time) -> Result<()> {
         match op {
             ProgramOp::Run(task) => self.run(task),
-            ProgramOp::Seal { round, deposit, initiator, without_slot, pieces, order } => {
+            ProgramOp::Seal { round, deposit, initiator, without_slot, pieces, parts } => {
                 let whole = Chunk { from: 0, to: pieces, of: pieces };
-                self.seal(round, (deposit, initiator), without_slot, (whole, order));
+                self.seal(round, (deposit, initiator), without_slot, (whole, parts));
             }
-            ProgramOp::Sum { round, from, to, chunk, order } => self.sum(round, from, to, (chunk, order)),
+            ProgramOp::Sum { round, from, to, parts } => self.sum(round, from, to, parts),
             ProgramOp::Runner(op) => self.ask_runner(op, now)?,
         }
         Ok(())

@@ -6,7 +6,7 @@ use super::Driver;
 use crate::collective::core::{Cells, Cut, Entry, Form, Label, Part, Plan, label, rows};
 use crate::fault::Fault;
 use crate::reduce::{Goal, Place, Source};
-use crate::trigger::{Buffer, Chunk, Deposit, Order};
+use crate::trigger::{Addends, Area, Buffer, Chunk, Deposit};
 
 /// A cut that is being assembled, and the ranks that have reported that they have no free slot.
 #[derive(Debug, Default)]
@@ -38,97 +38,101 @@ impl Driver {
         round: u64,
         (deposit, initiator): (Deposit, Option<u32>),
         without_slot: bool,
-        (whole, order): (Chunk, Order),
+        (whole, count): (Chunk, u8),
     ) {
         let Driver { machine, control, arena, reduction, parts, .. } = self;
         let plan = machine.plan();
-        let to = plan.area(Buffer::Contribution, round);
         parts.begin(round, initiator);
         parts.cut.add_gate(plan.me, deposit, |buffer| plan.particulars(plan.me, buffer, &*control));
         parts.without_slot.extend(without_slot.then_some(plan.me));
         let form = rows(parts.cut.entries());
-        for (row, entry) in parts.cut.contributions().enumerate() {
-            for (before, part) in order.parts(whole) {
-                let (skip, len) = plan.chunk_span(part);
+        for (index, chunk) in divided(whole, count) {
+            let to = plan.area(Area { buffer: Buffer::Contribution, index, chunk }, round);
+            let (skip, len) = plan.chunk_span(chunk);
+            for (row, entry) in parts.cut.contributions().enumerate() {
                 let at = Place::Here(plan.contribution(plan.me, entry.buffer) + skip);
-                let goal = Goal { at: to + plan.row_offset(before, part, form, row), wide: false };
+                let goal = Goal { at: to + plan.row_offset(chunk, form, row), wide: false };
                 let source = Source { at, wide: false, factor: 1.0 };
                 arena.combine(reduction.kind(), [source].into_iter(), goal, len / reduction.dtype.size(), None);
             }
+            control.store_down(last_cell(plan, to), label(parts.cut.encode(), form, &parts.without_slot));
         }
-        control.store_down(last_cell(plan, to), label(parts.cut.encode(), form, &parts.without_slot));
     }
 
-    /// Sums a chunk of the data in one or two buffers, and joins their cuts.
+    /// Sums data, and joins its cuts, into a buffer in equal parts.
     #[inline(never)]
-    pub(super) fn sum(
-        &mut self,
-        round: u64,
-        from: (Buffer, Option<Buffer>),
-        to: Buffer,
-        (chunk, order): (Chunk, Order),
-    ) {
-        let Driver { machine, control, arena, reduction, parts, sources, .. } = self;
+    pub(super) fn sum(&mut self, round: u64, from: Addends, to: Buffer, count: u8) {
+        let Driver { machine, control, arena, reduction, parts, sources, inputs, .. } = self;
         let plan = machine.plan();
-        let is_outcome = to == Buffer::Outcome;
+        let (is_outcome, chunk) = (to == Buffer::Outcome, from.chunk);
         parts.begin(round, None);
-        let inputs = [Some(from.0), from.1].map(|from| {
-            let from = from?;
-            let (at, first) = (plan.area(from, round), parts.cut.entries.len());
+        inputs.clear();
+        for (index, area) in from.areas().enumerate() {
+            let shifted = from.is_own(index) && !chunk.is_whole() && plan.fault(Fault::SumWhatWasSent);
+            let area = if shifted { Area { index: area.index ^ 1, ..area } } else { area };
+            let (at, first) = (plan.area(area, round), parts.cut.entries.len());
             let last = last_cell(plan, at);
             let label = Label::new(|index| control.load(last - index));
             parts.cut.add(|index| label.record(index));
             parts.without_slot.extend(label.without_slot());
-            // Data of this rank has the part that it sent in front; another rank sent no more than is summed.
-            let is_own = !matches!(from, Buffer::Inbox(_));
-            let is_divided = is_own && !chunk.is_whole() && !plan.fault(Fault::SumWhatWasSent);
-            let front = is_divided.then(|| chunk.sibling());
-            Some(SumInput { at, form: label.form(), entries: first..parts.cut.entries.len(), front })
-        });
-        let count = parts.cut.contributions().count();
+            inputs.push(SumInput { at, form: label.form(), entries: first..parts.cut.entries.len() });
+        }
+        if plan.fault(Fault::AddOwnFirst) {
+            let own = (0..inputs.len()).find(|&index| from.is_own(index)).unwrap_or(0);
+            inputs.swap(0, own);
+        }
+        let contributions = parts.cut.contributions().count();
         // A single contribution is passed on unchanged: its weight counts in the outcome.
-        let passes_on = !is_outcome && count <= 1;
+        let passes_on = !is_outcome && contributions <= 1;
         let form = match passes_on {
-            true if count == 1 && plan.fault(Fault::RelaySumOfOne) => Form::Sum,
-            true => Form::Rows(count),
+            true if contributions == 1 && plan.fault(Fault::RelaySumOfOne) => Form::Sum,
+            true => Form::Rows(contributions),
             false if is_outcome => Form::Rows(1),
             false => Form::Sum,
         };
         let divisor = reduction.divisor(plan.ranks, parts.cut.contributions()).filter(|_| is_outcome);
-        let at = plan.area(to, round);
-        for (before, part) in order.parts(chunk).filter(|_| is_outcome || count > 0) {
-            sources.clear();
-            for input in inputs.iter().flatten() {
-                let inner = plan.within(chunk, part, input.form);
-                let place = |row| Place::Here(input.at + plan.row_offset(input.front, chunk, input.form, row) + inner);
-                if input.form == Form::Sum {
-                    sources.push(Source { at: place(0), wide: true, factor: 1.0 });
-                    continue;
+        for (index, part) in divided(chunk, count) {
+            let at = plan.area(Area { buffer: to, index, chunk: part }, round);
+            if is_outcome || contributions > 0 {
+                sources.clear();
+                for input in &*inputs {
+                    let inner = plan.within(chunk, part, input.form);
+                    let place = |row| Place::Here(input.at + plan.row_offset(chunk, input.form, row) + inner);
+                    if input.form == Form::Sum {
+                        sources.push(Source { at: place(0), wide: true, factor: 1.0 });
+                        continue;
+                    }
+                    let entries =
+                        parts.cut.entries.from(input.entries.start).take(input.entries.len()).filter(has_data);
+                    sources.extend(entries.enumerate().filter_map(|(row, entry)| match passes_on {
+                        true => Some(Source { at: place(row), wide: false, factor: 1.0 }),
+                        false => reduction.source(entry, place(row)),
+                    }));
                 }
-                let entries = parts.cut.entries.from(input.entries.start).take(input.entries.len()).filter(has_data);
-                sources.extend(entries.enumerate().filter_map(|(row, entry)| match passes_on {
-                    true => Some(Source { at: place(row), wide: false, factor: 1.0 }),
-                    false => reduction.source(entry, place(row)),
-                }));
+                let skip = if is_outcome { plan.chunk_span(part).0 } else { 0 };
+                let goal = Goal { at: at + skip, wide: form == Form::Sum };
+                let elements = plan.chunk_span(part).1 / reduction.dtype.size();
+                arena.combine(reduction.kind(), sources.iter().copied(), goal, elements, divisor);
             }
-            let skip = if is_outcome { plan.chunk_span(part).0 } else { plan.row_offset(before, part, form, 0) };
-            let goal = Goal { at: at + skip, wide: form == Form::Sum };
-            let elements = plan.chunk_span(part).1 / reduction.dtype.size();
-            arena.combine(reduction.kind(), sources.iter().copied(), goal, elements, divisor);
+            control.store_down(last_cell(plan, at), label(parts.cut.encode(), form, &parts.without_slot));
         }
-        control.store_down(last_cell(plan, at), label(parts.cut.encode(), form, &parts.without_slot));
     }
 }
 
 /// One input of a sum.
-struct SumInput {
+#[derive(Debug)]
+pub(super) struct SumInput {
     /// Where its data begins.
     at: usize,
     form: Form,
     /// The range of its label's entries among all entries.
     entries: Range<usize>,
-    /// The chunk in front of the chunk that is summed.
-    front: Option<Chunk>,
+}
+
+/// Returns the equal parts of a chunk.
+fn divided(chunk: Chunk, count: u8) -> impl Iterator<Item = (u32, Chunk)> {
+    let count = u32::from(count);
+    (0..count).map(move |index| (index, chunk.part(index, count)))
 }
 
 /// Returns the cell right in front of the data at an offset.

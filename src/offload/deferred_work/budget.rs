@@ -29,7 +29,8 @@ pub fn provider_for(library: &Library, world: Option<&str>) -> std::result::Resu
 #[must_use]
 pub fn largest_depth(provider: &str, ranks: u32) -> u64 {
     let (start, schedule) = (Start::First, Schedule::Gather);
-    let program = compile(&Request { ranks, start, schedule, bytes: 8, chunk: 0, slots: 1 }, &Profile::NETWORK);
+    let program =
+        compile(&Request { ranks, start, schedule, radix: 2, bytes: 8, chunk: 0, slots: 1 }, &Profile::NETWORK);
     let each = program.iter().map(operations).max().unwrap_or(0);
     (most_queued(provider) / each.max(1)).saturating_sub(1)
 }
@@ -86,7 +87,8 @@ mod tests {
     fn slots_end_before_a_counter_does() {
         for ranks in 2..=64 {
             for start in [Start::Everybody, Start::First, Start::Count(ranks / 2)] {
-                let request = Request { ranks, start, schedule: Schedule::Gather, bytes: 8, chunk: 0, slots: 1 };
+                let request =
+                    Request { ranks, start, schedule: Schedule::Gather, radix: 2, bytes: 8, chunk: 0, slots: 1 };
                 let world = compile(&request, &Profile::NETWORK);
                 let uses = most_uses("sockets", &world);
                 let counts = |program: &Program| -> Vec<u64> {

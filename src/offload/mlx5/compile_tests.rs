@@ -298,7 +298,7 @@ fn pattern(first: u8, ranks: u8) -> Vec<u8> {
 }
 
 fn request(ranks: u32, start: Start, schedule: Schedule) -> Request {
-    Request { ranks, start, schedule, bytes: BYTES, chunk: 0, slots: 1 }
+    Request { ranks, start, schedule, radix: 2, bytes: BYTES, chunk: 0, slots: 1 }
 }
 
 fn starts(ranks: u32) -> Vec<Start> {

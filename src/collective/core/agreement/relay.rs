@@ -25,14 +25,14 @@ use super::super::input::{Cells, Effort, FOREVER, Time};
 use super::super::movement::Movement;
 use super::super::op::{Counted, Op, ProgramOp};
 use super::super::outbox::Outbox;
-use super::super::plan::Plan;
+use super::super::plan::{OUTCOME, Plan};
 use super::arrival::Arrival;
 use super::{Form, condition, starts_alone};
 use crate::fabric::Change;
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
 use crate::rule::{Condition, Grace};
-use crate::trigger::{Action, Buffer, Deposit, Order, Progress, Request, Start, Table};
+use crate::trigger::{Act, Buffer, Deposit, Progress, Request, Start, Table};
 use sent::{ArrivalNotice, gathered, label_of, relayed, relayed_in, signalled_in};
 
 /// This rank's table, and its progress in the next round.
@@ -84,6 +84,7 @@ fn table(plan: &Plan, start: Start, members: &[u32]) -> Table {
         ranks: members.len() as u32,
         start,
         schedule: plan.schedule,
+        radix: plan.radix,
         bytes: plan.bytes as u64,
         chunk: 0,
         slots: plan.slots(),
@@ -160,7 +161,7 @@ impl Form for Relay {
             return false;
         }
         let plan = cx.plan.clone();
-        let label = label_of(plan.area(Buffer::Outcome, round), &plan, cells);
+        let label = label_of(plan.area(OUTCOME, round), &plan, cells);
         cx.ledger.cut_mut(round).decode(round, |index| label.record(index));
         self.without_slot.clear();
         self.without_slot.extend(label.without_slot());
@@ -225,7 +226,7 @@ impl Form for Relay {
             if !self.run(row, round, effort, cx, cells) {
                 return;
             }
-            if self.table.row(row).action == Action::Seal {
+            if matches!(self.table.row(row).act, Act::Seal { .. }) {
                 // From here on the round waits for no arrival.
                 arrival.unmeasured = Some(round);
             }
@@ -344,20 +345,17 @@ impl Relay {
 
     /// Runs a row; returns whether that was possible.
     fn run(&mut self, row: usize, round: u64, effort: Effort, cx: &mut Context, cells: &impl Cells) -> bool {
-        let order = self.table.row(row).order;
-        match &self.table.row(row).action {
-            Action::Signal | Action::Put { .. } => {}
-            Action::Seal => {
+        match self.table.row(row).act {
+            Act::Signal | Act::Put { .. } => {}
+            Act::Seal { parts } => {
                 if !self.has_settled(round, cx) {
                     return false;
                 }
-                self.seal(round, order, cx);
+                self.seal(round, parts, cx);
             }
-            Action::Reduce { .. } if effort == Effort::Nothing => return false,
-            Action::Reduce { from, to, chunk } => {
-                debug_assert!(from.len() <= 2, "a rank sums two halves of a level");
-                let from = (from[0].buffer, from.get(1).map(|place| place.buffer));
-                cx.outbox.program(ProgramOp::Sum { round, from, to: *to, chunk: *chunk, order });
+            Act::Sum { .. } if effort == Effort::Nothing => return false,
+            Act::Sum { from, to, parts } => {
+                cx.outbox.program(ProgramOp::Sum { round, from, to, parts });
             }
         }
         let signals = self.table.row(row).signals.len();
@@ -367,11 +365,11 @@ impl Relay {
             if table.activates && self.table.takes_part(number, is_given(round, cx, cells)) {
                 continue;
             }
-            let data = match table.action {
-                Action::Put { from: Buffer::Outcome, chunk, .. } if !chunk.is_whole() => {
-                    gathered(chunk, round, &cx.plan)
+            let data = match table.act {
+                Act::Put { from, .. } if from.buffer == Buffer::Outcome && !from.chunk.is_whole() => {
+                    gathered(from.chunk, round, &cx.plan)
                 }
-                Action::Put { from, to, chunk } => Some(relayed((from, to.buffer), chunk, round, &cx.plan, cells)),
+                Act::Put { from, to } => Some(relayed(from, to, round, &cx.plan, cells)),
                 _ => None,
             };
             cx.stats.activations += u64::from(table.activates);
@@ -409,14 +407,14 @@ impl Relay {
     }
 
     /// Closes the gate of the round.
-    fn seal(&mut self, round: u64, order: Order, cx: &mut Context) {
+    fn seal(&mut self, round: u64, parts: u8, cx: &mut Context) {
         let deposit = std::mem::take(&mut self.gate);
         let needed = (round + 1).saturating_sub(cx.plan.depth);
         // A synchronous round waits for this rank's arrival, which comes when there is a free slot.
         let without_slot = self.start != Start::Everybody && cx.ledger.released() < needed;
         self.unsaid = without_slot.then_some(round + 1);
         let (initiator, pieces) = (self.initiator, self.table.whole().of);
-        cx.outbox.program(ProgramOp::Seal { round, deposit, initiator, without_slot, pieces, order });
+        cx.outbox.program(ProgramOp::Seal { round, deposit, initiator, without_slot, pieces, parts });
     }
 
     /// Announces a free slot to all ranks, for the round that they may be waiting to start.

@@ -15,7 +15,7 @@ use super::super::cut::Cut;
 use super::rows::{LINE, Rows, slot_of};
 use super::{BUFFERS, Plan, RANKS_PER_WORD, RELAYED_ROUNDS, SIGNALLED_ROUNDS};
 use crate::rule::AgreementBy;
-use crate::trigger::{Buffer, InputCells};
+use crate::trigger::InputCells;
 
 const CELL: usize = size_of::<u64>();
 
@@ -59,6 +59,8 @@ pub(super) struct ControlMap {
     slots: Rows,
     slot: SlotMap,
     tags: TagCells,
+    /// Where others give inputs, if ranks relay.
+    inputs: Option<InputCells>,
 }
 
 /// The locations of cells in a slot, counted in cells from its beginning, where its words lie.
@@ -121,7 +123,8 @@ impl ControlMap {
         );
         let slot = SlotMap::of(plan);
         let slots = Rows::new(plan.ranks as usize * LINE, slot.cells(plan), plan.slots());
-        ControlMap { slots, slot, tags: TagCells::of(plan, slots.end()) }
+        let inputs = (plan.agreement == AgreementBy::Relays).then(|| plan.inputs());
+        ControlMap { slots, slot, tags: TagCells::of(plan, slots.end()), inputs }
     }
 }
 
@@ -162,7 +165,7 @@ impl Plan {
 
     /// Returns the cells in which a rank gets inputs from others.
     pub(crate) fn inputs(&self) -> InputCells {
-        InputCells::of(self.ranks)
+        InputCells::of(self.ranks, self.radix)
     }
 
     /// Returns the number of later rounds during which a round's activations and arrivals may still land. Their cells
@@ -264,8 +267,8 @@ impl Plan {
     /// Returns the cell in which another rank gives this rank an input of a round: after small data that arrives with
     /// it.
     pub(crate) fn input_cell(&self, round: u64, input: usize) -> usize {
-        let level = self.inputs().level(input);
-        let behind = level.and_then(|level| self.cell_behind(Buffer::Inbox(level), round));
+        let inbox = self.control.inputs.and_then(|inputs| inputs.inbox(input));
+        let behind = inbox.and_then(|inbox| self.cell_behind(inbox, round));
         behind.unwrap_or_else(|| self.program_cell(round, input))
     }
 

@@ -10,13 +10,12 @@
 //! ```
 
 use super::super::cut::Cut;
-use super::areas::Areas;
+use super::areas::{Areas, OUTCOME};
 use super::rows::{Cursor, LINE, Rows, lines, slot_of};
 use super::{BUFFERS, FIRST_HELD, Plan, RECEIVING_ROWS};
 use crate::fabric::CACHE_LINE;
 use crate::fault::Fault;
 use crate::rule::{Absent, AgreementBy, MovementBy};
-use crate::trigger::Buffer;
 
 const CELL: usize = size_of::<u64>();
 
@@ -213,7 +212,7 @@ impl Plan {
             // A rank that has arrived for a round reads no earlier one, and reducers wait until the last writes of it
             // have landed.
             MovementBy::Reducer | MovementBy::Reducers => 0,
-            MovementBy::Program if self.agreement == AgreementBy::Relays => return self.area(Buffer::Outcome, round),
+            MovementBy::Program if self.agreement == AgreementBy::Relays => return self.area(OUTCOME, round),
             // When a slot is written, all ranks have released the round that used it before.
             _ => slot_of(round, self.depth),
         };

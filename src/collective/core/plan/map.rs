@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use super::areas::Areas;
+use super::areas::{Areas, OUTCOME};
 use super::cell_names::CUT;
 use super::{BUFFERS, Plan, RECEIVING_ROWS, RELAYED_ROUNDS};
 use crate::collective::core::cut::Cut;
 use crate::rule::{AgreementBy, MovementBy};
-use crate::trigger::Buffer;
+use crate::trigger::{Area, Buffer};
 
 const CELL: usize = size_of::<u64>();
 
@@ -94,7 +94,7 @@ impl Plan {
         } else if plan.movement != MovementBy::Everyone {
             let relayed = plan.data.areas.as_ref().map(Areas::outcomes);
             let slots = relayed.unwrap_or(if plan.elects_reducers() { 1 } else { plan.depth });
-            let label = relayed.and_then(|_| plan.shape(Buffer::Outcome)).map_or(0, |(label, _)| label);
+            let label = relayed.and_then(|_| plan.shape_of(OUTCOME)).map_or(0, |(label, _)| label);
             for round in 1..=slots {
                 add(format!("outcome in slot {round}"), plan.outcome(round) - label, label + plan.bytes);
             }
@@ -116,11 +116,17 @@ impl Plan {
         }
         if plan.agreement == AgreementBy::Relays {
             for round in 1..=RELAYED_ROUNDS {
-                for area in plan.round_areas() {
-                    let (label, data) = plan.shape(area).unwrap_or_default();
-                    let cell = if plan.cell_behind(area, round).is_some() { CELL } else { 0 };
-                    let from = plan.area(area, round) - label;
-                    add(format!("{area} in slot {round}, with its label"), from, label + data - cell);
+                for (area, count) in plan.areas_among(plan.ranks) {
+                    let (label, data) = plan.shape_of(area).unwrap_or_default();
+                    for index in 0..count {
+                        let area = Area { index, ..area };
+                        let inbox = if let Buffer::Inbox(level) = area.buffer { Some((level, index)) } else { None };
+                        let behind = inbox.and_then(|inbox| plan.cell_behind(inbox, round));
+                        let cell = if behind.is_some() { CELL } else { 0 };
+                        let from = plan.area(area, round) - label;
+                        let name = format!("{} ({index}) in slot {round}, with its label", area.buffer);
+                        add(name, from, label + data - cell);
+                    }
                 }
             }
         }

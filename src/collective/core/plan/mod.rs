@@ -26,6 +26,7 @@ use crate::rank_set::RankSet;
 use crate::rule::{Absent, AgreementBy, Condition, Fire, Grace, MovementBy, Schedule, When, drawn};
 use crate::topology::Topology;
 use crate::trigger::{Layout, Request, Start};
+pub(crate) use areas::OUTCOME;
 use control::{ControlMap, Counts};
 use data::DataMap;
 #[cfg(any(test, feature = "cli"))]
@@ -90,6 +91,8 @@ pub(crate) struct Terms {
     pub(crate) pull_after: Time,
     /// The schedule by which a program reduces, where there is one.
     pub(crate) schedule: Schedule,
+    /// How many parts meet at a level, where ranks relay; 1 is a star.
+    pub(crate) radix: u32,
     /// The tables, where agreement is by gates.
     pub(crate) program: Option<Arc<Layout>>,
     pub(crate) fault: Option<Fault>,
@@ -123,7 +126,7 @@ pub(crate) fn program(
 ) -> Arc<Layout> {
     let start = Start::of(fire, grace, ranks);
     let (bytes, chunk) = (bytes as u64, chunk as u64);
-    Arc::new(Layout::new(&Request { ranks, start, schedule, bytes, chunk, slots: depth }))
+    Arc::new(Layout::new(&Request { ranks, start, schedule, radix: 2, bytes, chunk, slots: depth }))
 }
 
 #[cfg(test)]
@@ -152,6 +155,7 @@ impl Terms {
             helpers: 1,
             pull_after: 1,
             schedule: Schedule::Doubling,
+            radix: 2,
             program: None,
             fault: None,
         }

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
-use super::{ANY_HOME, MapRegion, Plan, RELAYED_ROUNDS, Terms, program};
+use super::{ANY_HOME, MapRegion, OUTCOME, Plan, RELAYED_ROUNDS, Terms, program};
 use crate::collective::core::label::Form;
 use crate::fabric::CACHE_LINE;
 use crate::group::Group;
 use crate::rank_set::RankSet;
-use crate::rule::{AgreementBy, Fire, Grace, MovementBy, Schedule};
-use crate::trigger::{Action, Buffer, Chunk, Request, Start, Table};
+use crate::rule::{AgreementBy, Fire, Grace, MOST_RADIX, MovementBy, Schedule};
+use crate::trigger::{Act, Area, Buffer, Chunk, Request, Start, Table};
 
 /// Numbers hosts from 0 without a gap.
 fn dense(hosts: Vec<u32>) -> Vec<u32> {
@@ -77,7 +77,9 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             let sample = Terms::sample(0, hosts, fire, movement);
             let (wide_bytes, agreement) = (elements * wide, chosen.unwrap_or(sample.agreement));
             let sizes = Terms { bytes, wide_bytes, segment, ..sample };
-            Plan::new(Terms { agreement, grace, depth, memory, schedule, program, ..sizes })
+            let radix = [1, 2, 2, 3, 8][elements % 5];
+            let radix = if ranks > 32 { radix.max(2) } else { radix };
+            Plan::new(Terms { agreement, grace, depth, memory, schedule, radix, program, ..sizes })
         },
     )
 }
@@ -155,33 +157,34 @@ fn relayed_data_takes_so_much_memory() {
     }
 }
 
-/// Returns the end of each write of a table, as an offset from the beginning of its buffer.
-fn writes(table: &Table, plan: &Plan) -> Vec<(Buffer, usize)> {
+/// Returns the areas that a table writes, each with the bytes of data from its beginning.
+fn writes(table: &Table, plan: &Plan) -> Vec<(Area, usize)> {
     let mut all = Vec::new();
-    let forms = [Form::Sum, Form::Rows(0), Form::Rows(1)];
+    let parts = |buffer, chunk: Chunk, count: u8| {
+        let count = u32::from(count);
+        (0..count).map(move |index| Area { buffer, index, chunk: chunk.part(index, count) })
+    };
+    let part_bytes = |chunk, forms: &[Form]| forms.iter().map(|&form| plan.part_bytes(chunk, form)).max().unwrap_or(0);
+    let outcome = |chunk| {
+        let (from, len) = plan.chunk_span(chunk);
+        (OUTCOME, from + len)
+    };
     for row in table.rows() {
-        match &row.action {
-            Action::Signal => {}
-            Action::Seal => {
-                for (before, part) in row.order.parts(table.whole()) {
-                    let last = plan.row_offset(before, part, Form::Rows(2), 1);
-                    all.push((Buffer::Contribution, last + plan.chunk_span(part).1));
-                }
+        match row.act {
+            Act::Signal => {}
+            Act::Seal { parts: count } => {
+                let areas = parts(Buffer::Contribution, table.whole(), count);
+                all.extend(areas.map(|area| (area, part_bytes(area.chunk, &[Form::Rows(2)]))));
             }
-            Action::Reduce { to: Buffer::Outcome, chunk, .. } | Action::Put { from: Buffer::Outcome, chunk, .. } => {
-                let (from, len) = plan.chunk_span(*chunk);
-                all.push((Buffer::Outcome, from + len));
+            Act::Sum { from, to: Buffer::Outcome, .. } => all.push(outcome(from.chunk)),
+            Act::Sum { from, to, parts: count } => {
+                let forms = [Form::Sum, Form::Rows(0), Form::Rows(1)];
+                all.extend(parts(to, from.chunk, count).map(|area| (area, part_bytes(area.chunk, &forms))));
             }
-            Action::Reduce { to, chunk, .. } => {
-                for (form, (before, part)) in
-                    forms.into_iter().flat_map(|form| row.order.parts(*chunk).map(move |part| (form, part)))
-                {
-                    all.push((*to, plan.row_offset(before, part, form, 0) + plan.part_bytes(part, form)));
-                }
-            }
-            Action::Put { from, to, chunk } => {
-                let rows = if *from == Buffer::Contribution { Form::Rows(2) } else { Form::Sum };
-                all.push((to.buffer, plan.part_bytes(*chunk, rows)));
+            Act::Put { from, .. } if from.buffer == Buffer::Outcome => all.push(outcome(from.chunk)),
+            Act::Put { from, to } => {
+                let form = if from.buffer == Buffer::Contribution { Form::Rows(2) } else { Form::Sum };
+                all.push((to, part_bytes(to.chunk, &[form])));
             }
         }
     }
@@ -192,31 +195,46 @@ proptest! {
     /// Also holds for the ranks that remain after others have left.
     #[test]
     fn what_a_table_writes_fits_its_area(
-        ranks in 2..70u32, gone in 0..69u32, rank in 0..70u32, halves: bool,
+        ranks in 2..70u32, gone in 0..69u32, rank in 0..70u32, halves: bool, radix in 0..6usize,
         elements in prop_oneof![0..300usize, 0..40_000usize], size in prop_oneof![Just((2, 4)), Just((4, 4)), Just((8, 8))],
     ) {
         let schedule = if halves { Schedule::Halving } else { Schedule::Doubling };
+        let radix = [1, 2, 3, 4, 8, 32][radix];
+        let ranks = if radix == 1 { ranks.min(MOST_RADIX) } else { ranks };
         let (bytes, wide_bytes) = (elements * size.0, elements * size.1);
         let sample = Terms::sample(0, (0..ranks).collect(), Fire::SOLO, MovementBy::Program);
-        let plan = Plan::new(Terms { bytes, wide_bytes, schedule, ..sample });
+        let plan = Plan::new(Terms { bytes, wide_bytes, schedule, radix, ..sample });
         let left = ranks - gone % (ranks - 1);
-        let request = Request { ranks: left, start: Start::First, schedule, bytes: bytes as u64, chunk: 0, slots: 4 };
+        let request =
+            Request { ranks: left, start: Start::First, schedule, radix, bytes: bytes as u64, chunk: 0, slots: 4 };
         let table = Table::new(&request, rank % left, plan.inputs());
-        for (buffer, end) in writes(&table, &plan) {
-            let (_, shape) = plan.shape(buffer).unwrap();
-            let cell = plan.round_areas().any(|area| area == buffer).then(|| plan.cell_behind(buffer, 1)).flatten();
+        for (area, end) in writes(&table, &plan) {
+            let (_, shape) = plan.shape_of(area).unwrap();
+            let inbox = if let Buffer::Inbox(level) = area.buffer { Some((level, area.index)) } else { None };
+            let cell = inbox.and_then(|inbox| plan.cell_behind(inbox, 1));
             let room = shape - if cell.is_some() { size_of::<u64>() } else { 0 };
-            prop_assert!(end <= room, "{} bytes in {}, which has {}: {} of {} ranks", end, buffer, room, left, ranks);
+            prop_assert!(end <= room, "{} bytes in {:?}, which has {}: {} of {} ranks", end, area, room, left, ranks);
             // A write ends where the cell that announces it lies, if the data, the cell and the label fit one line; it
             // never passes that cell.
             let Some(cell) = cell.map(|cell| (cell - plan.control_cells()) * size_of::<u64>()) else { continue };
             for label in (2..=10).map(|cells| cells * size_of::<u64>()) {
-                let from = plan.area(buffer, 1) - label;
-                let behind = from + plan.written_bytes(buffer, label, end);
+                let from = plan.area(area, 1) - label;
+                let behind = from + plan.written_bytes(area.buffer, label, end);
                 let fits = from / CACHE_LINE == cell / CACHE_LINE;
-                prop_assert!(behind <= cell && (behind == cell || !fits), "{} behind {}, {}", cell, behind, buffer);
+                prop_assert!(behind <= cell && (behind == cell || !fits), "{} behind {}, {:?}", cell, behind, area);
             }
         }
+        // The table's areas lie apart, within the memory of the round.
+        let mut spans: Vec<(usize, usize)> = Vec::new();
+        for (area, count) in plan.areas_among(left) {
+            let (label, data) = plan.shape_of(area).unwrap();
+            spans.extend((0..count).map(|index| plan.area(Area { index, ..area }, 1) - label).map(|at| (at, at + label + data)));
+        }
+        spans.sort_unstable();
+        prop_assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{:?}", spans);
+        let next = plan.area(Area { buffer: Buffer::Contribution, index: 0, chunk: Chunk::WHOLE }, 2);
+        let (label, _) = plan.shape_of(Area { buffer: Buffer::Contribution, index: 0, chunk: Chunk::WHOLE }).unwrap();
+        prop_assert!(spans.iter().all(|span| span.1 <= next - label), "{:?} beyond {}", spans, next - label);
     }
 }
 

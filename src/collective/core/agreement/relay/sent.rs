@@ -3,8 +3,8 @@
 use super::super::super::input::{Cells, Time};
 use super::super::super::label::Label;
 use super::super::super::op::Counted;
-use super::super::super::plan::{Plan, RELAYED_ROUNDS, SIGNALLED_ROUNDS};
-use crate::trigger::{Buffer, Chunk};
+use super::super::super::plan::{OUTCOME, Plan, RELAYED_ROUNDS, SIGNALLED_ROUNDS};
+use crate::trigger::{Area, Chunk};
 
 /// A notice to the rank that counts arrivals: the round that the sender arrived for, and how long the round stays open
 /// if this arrival fires it.
@@ -44,11 +44,10 @@ pub(super) fn label_of(at: usize, plan: &Plan, cells: &impl Cells) -> Label<impl
     Label::new(move |index| cells.load(last - index))
 }
 
-/// Returns what to write to another rank: the source, the target there, and the number of bytes. The part that is sent
-/// lies right after the label.
+/// Returns what to write to another rank: the source, the target there, and the number of bytes. The label goes along.
 pub(super) fn relayed(
-    (source, target): (Buffer, Buffer),
-    chunk: Chunk,
+    source: Area,
+    target: Area,
     round: u64,
     plan: &Plan,
     cells: &impl Cells,
@@ -56,13 +55,13 @@ pub(super) fn relayed(
     let (from, to) = (plan.area(source, round), plan.area(target, round));
     let label = label_of(from, plan, cells);
     let before = label.cells() * size_of::<u64>();
-    let bytes = plan.written_bytes(target, before, plan.part_bytes(chunk, label.form()));
+    let bytes = plan.written_bytes(target.buffer, before, plan.part_bytes(source.chunk, label.form()));
     (from - before, to - before, bytes)
 }
 
 /// Returns the same for a part of an outcome, if it is not empty: all ranks have the label.
 pub(super) fn gathered(chunk: Chunk, round: u64, plan: &Plan) -> Option<(usize, usize, usize)> {
     let (skip, len) = plan.chunk_span(chunk);
-    let at = plan.area(Buffer::Outcome, round) + skip;
+    let at = plan.area(OUTCOME, round) + skip;
     Some((at, at, len)).filter(|_| len > 0)
 }
