@@ -16,16 +16,19 @@ pub fn stream(number: i32) -> io::Result<UnixStream> {
     }
     // SAFETY: it is new, and this is its only owner.
     let copy = unsafe { OwnedFd::from_raw_fd(copy) };
-    let (mut kind, mut len) = (0_i32, size_of::<i32>() as libc::socklen_t);
-    // SAFETY: `kind` has a place of `len` bytes.
-    let asked = unsafe {
-        libc::getsockopt(copy.as_raw_fd(), libc::SOL_SOCKET, libc::SO_TYPE, (&raw mut kind).cast(), &raw mut len)
-    };
-    match asked {
-        0 if kind == libc::SOCK_STREAM => Ok(copy.into()),
-        0 => Err(io::Error::other("it is a socket of another type")),
-        _ => Err(io::Error::last_os_error()),
+    match (ask(&copy, libc::SO_DOMAIN)?, ask(&copy, libc::SO_TYPE)?) {
+        (libc::AF_UNIX, libc::SOCK_STREAM) => Ok(copy.into()),
+        _ => Err(io::Error::other("that descriptor is a socket of another type, which is not the launcher's")),
     }
+}
+
+/// Returns what a socket says of itself.
+fn ask(socket: &OwnedFd, what: i32) -> io::Result<i32> {
+    let (mut answer, mut len) = (0_i32, size_of::<i32>() as libc::socklen_t);
+    // SAFETY: `answer` has a place of `len` bytes.
+    let asked =
+        unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, what, (&raw mut answer).cast(), &raw mut len) };
+    if asked == 0 { Ok(answer) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]
@@ -44,6 +47,8 @@ mod tests {
         assert_eq!(heard, b"x");
         let file = std::fs::File::open("/dev/null").unwrap();
         assert!(stream(file.as_raw_fd()).is_err());
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(stream(listener.as_raw_fd()).is_err());
         assert!(stream(-1).is_err() && stream(1 << 20).is_err());
     }
 }

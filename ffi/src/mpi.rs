@@ -12,6 +12,8 @@ pub enum Mpi {
     Loaded,
     /// `MPI_Init` has returned.
     Initialised,
+    /// `MPI_Finalize` has returned, too.
+    Finalised,
 }
 
 /// Returns the state of MPI in this process.
@@ -25,21 +27,26 @@ pub fn state() -> Mpi {
         // SAFETY: a C string; with this flag it loads nothing, and only counts what is loaded.
         let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
         let Some(handle) = NonNull::new(handle) else { continue };
-        // SAFETY: the handle of a loaded library, which is never closed here, so that the function stays.
-        let initialized = unsafe { libc::dlsym(handle.as_ptr(), c"MPI_Initialized".as_ptr()) };
-        let Some(initialized) = NonNull::new(initialized) else { continue };
-        // SAFETY: the prototype of `MPI_Initialized`.
-        let initialized: unsafe extern "C" fn(*mut c_int) -> c_int =
-            unsafe { std::mem::transmute::<NonNull<c_void>, _>(initialized) };
-        let mut flag = 0;
-        // SAFETY: MPI allows this call at any time, on any thread.
-        unsafe { initialized(&raw mut flag) };
-        match flag {
-            0 => state = Mpi::Loaded,
-            _ => return Mpi::Initialised,
+        match (says(handle, c"MPI_Initialized"), says(handle, c"MPI_Finalized")) {
+            (_, Some(true)) => return Mpi::Finalised,
+            (Some(true), _) => return Mpi::Initialised,
+            (Some(false), _) => state = Mpi::Loaded,
+            (None, _) => {}
         }
     }
     state
+}
+
+/// Returns what a question of MPI without arguments is answered; `None` if the library has no such question.
+fn says(library: NonNull<c_void>, question: &CStr) -> Option<bool> {
+    // SAFETY: the handle of a loaded library, which is never closed here, so that the function stays.
+    let found = NonNull::new(unsafe { libc::dlsym(library.as_ptr(), question.as_ptr()) })?;
+    // SAFETY: the prototype of `MPI_Initialized` and `MPI_Finalized`.
+    let ask: unsafe extern "C" fn(*mut c_int) -> c_int = unsafe { std::mem::transmute::<NonNull<c_void>, _>(found) };
+    let mut flag = 0;
+    // SAFETY: MPI allows these calls at any time, on any thread.
+    unsafe { ask(&raw mut flag) };
+    Some(flag != 0)
 }
 
 /// Adds the name of a loaded file to a vector if MPI's libraries have such names.

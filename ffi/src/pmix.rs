@@ -39,6 +39,20 @@ struct Data {
 }
 
 type Init = unsafe extern "C" fn(*mut Process, *const c_void, usize) -> c_int;
+/// `pmix_info_t`: what a call is to do.
+#[repr(C)]
+struct Directive {
+    key: [u8; 512],
+    flags: u32,
+    value: Value,
+}
+
+/// `PMIX_COLLECT_DATA`: after a fence each process has what all have put.
+const COLLECT_DATA: &[u8] = b"pmix.collect";
+/// `PMIX_BOOL`.
+const BOOL: u16 = 1;
+
+type Fence = unsafe extern "C" fn(*const Process, usize, *const Directive, usize) -> c_int;
 type Put = unsafe extern "C" fn(u8, *const c_char, *mut Value) -> c_int;
 type Commit = unsafe extern "C" fn() -> c_int;
 type Get = unsafe extern "C" fn(*const Process, *const c_char, *const c_void, usize, *mut *mut Value) -> c_int;
@@ -49,17 +63,18 @@ struct Library {
     init: Init,
     put: Put,
     commit: Commit,
+    fence: Fence,
     get: Get,
     finalize: Finalize,
     text: Text,
 }
 
 impl Library {
-    /// Loads the library from the system's path, or from one of these folders.
+    /// Loads the library from one of these folders, or from the system's path.
     fn load(folders: &[OsString]) -> Result<Self, String> {
         let among = folders.iter().map(|folder| Path::new(folder).join(NAME).into_os_string());
         let mut problem = String::new();
-        for file in [OsStr::new(NAME).to_owned()].into_iter().chain(among) {
+        for file in among.chain([OsStr::new(NAME).to_owned()]) {
             match Shared::open(&file) {
                 Ok(library) => return Self::of(&library),
                 Err(cause) => problem = cause,
@@ -76,6 +91,7 @@ impl Library {
                 init: library.plain(c"PMIx_Init").ok_or_else(|| lacks(c"PMIx_Init"))?,
                 put: library.plain(c"PMIx_Put").ok_or_else(|| lacks(c"PMIx_Put"))?,
                 commit: library.plain(c"PMIx_Commit").ok_or_else(|| lacks(c"PMIx_Commit"))?,
+                fence: library.plain(c"PMIx_Fence").ok_or_else(|| lacks(c"PMIx_Fence"))?,
                 get: library.plain(c"PMIx_Get").ok_or_else(|| lacks(c"PMIx_Get"))?,
                 finalize: library.plain(c"PMIx_Finalize").ok_or_else(|| lacks(c"PMIx_Finalize"))?,
                 text: library.plain(c"PMIx_Error_string").ok_or_else(|| lacks(c"PMIx_Error_string"))?,
@@ -103,7 +119,19 @@ impl Library {
         self.done("PMIx_Commit", unsafe { (self.commit)() })
     }
 
-    /// Waits for the text that a process of the job has put.
+    /// Waits until all processes of the job have come, and gets what they have put.
+    fn meet(&self) -> Result<(), String> {
+        let mut key = [0; 512];
+        key[..COLLECT_DATA.len()].copy_from_slice(COLLECT_DATA);
+        // The first byte of the union is the flag.
+        let yes = std::ptr::without_provenance_mut(usize::from_le(1));
+        let collect =
+            Directive { key, flags: 0, value: Value { kind: BOOL, data: Data { string: yes, others: [0; 2] } } };
+        // SAFETY: the library is a client. No process is named: it means all of the job.
+        self.done("PMIx_Fence", unsafe { (self.fence)(ptr::null(), 0, &raw const collect, 1) })
+    }
+
+    /// Gets the text that a process of the job has put.
     fn look_up(&self, process: &Process, key: &CStr) -> Result<String, String> {
         let mut value: *mut Value = ptr::null_mut();
         // SAFETY: the library is a client; it fills `value` if it succeeds.
@@ -128,8 +156,8 @@ impl Library {
     }
 }
 
-/// Gives the text of rank 0 to all ranks of the job: rank 0 puts `mine`, and the others wait until it has. The library is
-/// looked for on the system's path, then in `folders`. Blocks for as long as rank 0 does not come.
+/// Gives the text of rank 0 to all ranks of the job: rank 0 puts `mine`, all meet, and the others get it. The library is
+/// looked for in `folders`, then on the system's path. Blocks until all ranks have come.
 ///
 /// # Errors
 /// The library is missing, the launcher has no PMIx, or what PMIx says of a call.
@@ -141,8 +169,8 @@ pub fn share(folders: &[OsString], key: &str, mine: Option<&str>) -> Result<Stri
     // SAFETY: it fills `own`. If MPI or another part of the program is a client already, this counts one more.
     library.done("PMIx_Init", unsafe { (library.init)(&raw mut own, ptr::null(), 0) })?;
     let result = match mine {
-        Some((text, copy)) => library.publish(&key, &copy).map(|()| text.to_owned()),
-        None => library.look_up(&Process { rank: 0, ..own }, &key),
+        Some((text, copy)) => library.publish(&key, &copy).and_then(|()| library.meet()).map(|()| text.to_owned()),
+        None => library.meet().and_then(|()| library.look_up(&Process { rank: 0, ..own }, &key)),
     };
     // SAFETY: belongs to the call of `PMIx_Init` above. The launcher takes a client that ends without it for one that crashed.
     let ended = library.done("PMIx_Finalize", unsafe { (library.finalize)(ptr::null(), 0) });

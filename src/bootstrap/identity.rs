@@ -1,6 +1,6 @@
 //! Rank and world size, from the variables of the launcher.
 
-use super::process_manager::ProcessManager;
+use super::process_manager::{ProcessManager, Variables};
 use super::slurm;
 use super::store_address::StoreAddress;
 use earlybird_ffi::rights;
@@ -20,7 +20,8 @@ pub struct Identity {
     pub store: Option<StoreAddress>,
     /// An address at which ranks on several machines can meet, if the launcher names a host that all of them know.
     pub common: Option<StoreAddress>,
-    /// The launcher's interface by which ranks on several machines can learn where rank 0 is, if it has one.
+    /// The launcher's interface by which ranks learn where rank 0 is: only if they are on several machines, no store is named,
+    /// and the program has no more rights than its user.
     pub manager: Option<ProcessManager>,
     /// On how many machines the ranks are.
     pub machines: Machines,
@@ -51,8 +52,8 @@ struct Launcher {
     machines: &'static [&'static str],
     /// The variables that tell its jobs apart.
     job: &'static [&'static str],
-    /// Whether ranks on several machines can ask it where to meet.
-    has_manager: bool,
+    /// Finds its interface by which ranks on several machines learn where to meet, if it has one.
+    manager: fn(&Variables<'_>) -> Option<ProcessManager>,
 }
 
 /// The launchers, in order of precedence. Slurm comes last, because `mpirun` inside a Slurm job inherits its variables.
@@ -65,7 +66,7 @@ const LAUNCHERS: [Launcher; 6] = [
         local: None,
         machines: &[],
         job: &["EARLYBIRD_STORE"],
-        has_manager: false,
+        manager: |_| None,
     },
     Launcher {
         name: TORCHRUN,
@@ -74,7 +75,7 @@ const LAUNCHERS: [Launcher; 6] = [
         local: Some("LOCAL_WORLD_SIZE"),
         machines: &[],
         job: &["MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"],
-        has_manager: false,
+        manager: |_| None,
     },
     Launcher {
         name: "Open MPI",
@@ -83,7 +84,7 @@ const LAUNCHERS: [Launcher; 6] = [
         local: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
         machines: &[],
         job: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"],
-        has_manager: true,
+        manager: ProcessManager::pmix,
     },
     Launcher {
         name: PMI,
@@ -92,7 +93,7 @@ const LAUNCHERS: [Launcher; 6] = [
         local: Some("MPI_LOCALNRANKS"),
         machines: &[],
         job: &["PMI_JOBID", "PMI_KVSNAME"],
-        has_manager: true,
+        manager: ProcessManager::pmi,
     },
     Launcher {
         name: PMIX,
@@ -101,7 +102,7 @@ const LAUNCHERS: [Launcher; 6] = [
         local: None,
         machines: &[],
         job: &["PMIX_NAMESPACE"],
-        has_manager: true,
+        manager: |_| None,
     },
     SLURM,
 ];
@@ -113,7 +114,7 @@ const SLURM: Launcher = Launcher {
     local: None,
     machines: slurm::MACHINES,
     job: &[],
-    has_manager: false,
+    manager: |_| None,
 };
 
 const BY_HAND: &str = "earlybird";
@@ -219,13 +220,9 @@ impl Identity {
             ));
         }
         let (job, common) = (job(launcher, &lookup, parent), common(launcher, &lookup));
-        let manager = (launcher.has_manager && store.is_none()).then(|| ProcessManager::of(&lookup)).flatten();
-        // PMIx takes a library that ranks on one machine do without.
-        let manager = manager.filter(|manager| match machines {
-            Machines::One => false,
-            Machines::Several => true,
-            Machines::Unknown => *manager != ProcessManager::Pmix,
-        });
+        // Libraries of PMIx load what variables and files of the user name.
+        let asks = machines == Machines::Several && store.is_none() && !rights::are_raised();
+        let manager = if asks { (launcher.manager)(&lookup) } else { None };
         let together = match store {
             None if launcher.name == SLURM.name => slurm::together(&lookup),
             None if launcher.name == BY_HAND => SAME_PARENT,

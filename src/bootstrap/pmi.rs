@@ -87,13 +87,16 @@ fn word<'a>(line: &'a str, key: &str) -> Option<&'a str> {
     line.split_ascii_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
 }
 
+/// Returns the error for an unexpected line. It does not show values, because one may have a secret.
 fn strange(line: &str) -> io::Error {
-    io::Error::other(format!("it answered {line:?}"))
+    let shown = ["cmd", "rc", "msg"].iter().filter_map(|key| Some(format!("{key}={:?}", word(line, key)?)));
+    let shown: Vec<String> = shown.collect();
+    io::Error::other(format!("it answered in another way than PMI-1 has it ({})", shown.join(" ")))
 }
 
 fn ended() -> io::Error {
     io::Error::other(
-        "it has ended its conversation; a program that it started before this one may have done so, or MPI_Finalize",
+        "it has ended its conversation with this process: a program that the rank ran before this one may have used it",
     )
 }
 
@@ -140,10 +143,11 @@ mod tests {
             (&[name, "cmd=barrier_out\n", "cmd=get_result rc=-1 msg=key_not_found\n"], "key_not_found"),
             (&[name, "cmd=barrier_out"], "ended its conversation"),
             (&["\u{0}\u{ff}\n"], "answered"),
+            (&[name, "cmd=get_result rc=0 msg=success value=secret\n"], "cmd=\"get_result\""),
         ] {
             let (_, got) = talk(answers, Owner::Mpi, None);
             let error = got.unwrap_err().to_string();
-            assert!(error.contains(named), "{error}");
+            assert!(error.contains(named) && !error.contains("secret"), "{error}");
         }
         let endless = "x".repeat(2 * MOST_LINE);
         assert!(talk(&[&endless], Owner::Mpi, None).1.is_err());

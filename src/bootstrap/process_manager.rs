@@ -25,6 +25,9 @@ const KEY: &str = "earlybird";
 /// Values of PMI-1 may have 1,024 bytes in older launchers, and a host may have many addresses.
 const MOST_ADDRESSES: usize = 16;
 
+/// Finds variables of the environment.
+pub(super) type Variables<'a> = dyn Fn(&str) -> Option<String> + 'a;
+
 /// A launcher's interface to its processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessManager {
@@ -34,32 +37,54 @@ pub enum ProcessManager {
     Pmix,
 }
 
+/// How far this process's conversation with the launcher is. A process has one.
+enum Conversation {
+    NotBegun,
+    /// Begun, and not ended in time: another thread may still read what the launcher says.
+    Begun,
+    Over(Told),
+}
+
 impl ProcessManager {
-    /// Returns what this process finds in its environment.
-    pub(super) fn of(lookup: &impl Fn(&str) -> Option<String>) -> Option<Self> {
-        let pmi = lookup("PMI_FD").and_then(|number| number.trim().parse().ok()).map(ProcessManager::Pmi);
-        pmi.or_else(|| lookup("PMIX_NAMESPACE").map(|_| ProcessManager::Pmix))
+    /// Returns what a launcher that speaks PMI-1 has left in the environment.
+    pub(super) fn pmi(lookup: &Variables<'_>) -> Option<Self> {
+        lookup("PMI_FD").and_then(|number| number.trim().parse().ok()).map(ProcessManager::Pmi)
     }
 
-    /// Returns where rank 0 listens, for all ranks alike. A process asks the launcher once, however many worlds it joins.
+    /// Returns what a launcher that speaks PMIx has left there.
+    pub(super) fn pmix(lookup: &Variables<'_>) -> Option<Self> {
+        lookup("PMIX_NAMESPACE").map(|_| ProcessManager::Pmix)
+    }
+
+    /// Returns where rank 0 listens, for all ranks alike, and the secret of the job: `own`, or the one that rank 0 has drawn. A
+    /// process asks the launcher once, however many worlds it joins.
     ///
     /// # Errors
-    /// The launcher does not speak the protocol, or not all ranks have come by `until`.
-    pub(crate) fn learn(self, rank: u32, until: Instant) -> Result<Told> {
-        static LEARNED: Mutex<Option<Told>> = Mutex::new(None);
-        let mut learned = interrupt::lock(&LEARNED, rank, "join", until)?;
-        if let Some(told) = &*learned {
-            return Ok(told.clone());
+    /// The launcher does not speak the protocol, not all ranks have come by `until`, or some ranks have a secret of their own
+    /// and others have none.
+    pub(crate) fn learn(self, rank: u32, own: Option<&str>, until: Instant) -> Result<(StoreAddress, String)> {
+        static STATE: Mutex<Conversation> = Mutex::new(Conversation::NotBegun);
+        let mut state = interrupt::lock(&STATE, rank, "join", until)?;
+        match &*state {
+            Conversation::NotBegun => {}
+            Conversation::Begun => {
+                return Err(self.error(rank, "a try before this one has not ended, and a process has one try"));
+            }
+            Conversation::Over(told) => return told.for_rank(rank, own),
         }
-        let own = if rank == 0 { Some(Told::drawn().map_err(|cause| Error::os(0, "join", cause))?) } else { None };
-        let mine = own.as_ref().map(Told::encode);
-        let late = || "not all ranks have come, or it is stopped".to_owned();
+        let drawn = |_| Told::drawn(own.is_some()).map_err(|cause| Error::os(0, "join", cause));
+        let own_told = (rank == 0).then_some(()).map(drawn).transpose()?;
+        *state = Conversation::Begun;
+        let mine = own_told.as_ref().map(Told::encode);
+        let late = || "not all ranks have come in time; it does not say which".to_owned();
         let text = beside(move || share(self, mine.as_deref()), until, late).map_err(|cause| {
             interrupt::of(rank, "join", &cause).unwrap_or_else(|| self.error(rank, &cause.to_string()))
         })?;
         let told =
             Told::decode(&text).ok_or_else(|| self.error(rank, "it tells something else under earlybird's key"))?;
-        Ok(learned.insert(told).clone())
+        let result = told.for_rank(rank, own);
+        *state = Conversation::Over(told);
+        result
     }
 
     fn error(self, rank: u32, cause: &str) -> Error {
@@ -70,8 +95,8 @@ impl ProcessManager {
         Error::join(
             rank,
             format!(
-                "the launcher does not tell where rank 0 is (by {name}): {cause}. EARLYBIRD_STORE=tcp:HOST:PORT on all ranks (a \
-                 free port on the host of rank 0) or file:FOLDER (a shared one) does without it"
+                "ranks could not meet by the launcher ({name}): {cause}. With EARLYBIRD_STORE=tcp:HOST:PORT (a free port on \
+                 the host of rank 0) or file:FOLDER (a shared one) on all ranks they meet without it, and learn who is missing"
             ),
         )
     }
@@ -82,6 +107,9 @@ fn share(manager: ProcessManager, mine: Option<&str>) -> io::Result<String> {
     let owner = match mpi::state() {
         Mpi::Absent => Owner::This,
         Mpi::Initialised => Owner::Mpi,
+        Mpi::Finalised => {
+            return Err(io::Error::other("this program has called MPI_Finalize before it joined a world"));
+        }
         // A conversation by PMI has one end, and libraries of PMIx crash in the second of two that follow each other.
         Mpi::Loaded => {
             return Err(io::Error::other("this program has MPI, and must call MPI_Init before it joins a world"));
@@ -108,19 +136,22 @@ fn folders() -> Vec<OsString> {
 }
 
 /// What rank 0 tells the others.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Told {
+#[derive(Clone, PartialEq, Eq)]
+struct Told {
     /// The addresses of its host.
     hosts: Vec<String>,
     /// The port at which it listens.
     port: u16,
-    /// A secret of this job.
-    secret: String,
+    /// A secret of this job; `None` if rank 0 has one that the user gave.
+    secret: Option<String>,
 }
+
+/// Instead of a secret.
+const OF_THE_USER: &str = "-";
 
 impl Told {
     /// Draws what rank 0 tells.
-    fn drawn() -> io::Result<Self> {
+    fn drawn(has_own: bool) -> io::Result<Self> {
         let mut addresses = interfaces::addresses()?;
         addresses.truncate(MOST_ADDRESSES);
         if addresses.is_empty() {
@@ -128,21 +159,29 @@ impl Told {
         }
         let hosts = addresses.iter().map(IpAddr::to_string).collect();
         let secret = draw::<16>(0).map_err(io::Error::other)?.map(|byte| format!("{byte:02x}")).concat();
-        Ok(Told { hosts, port: free_port()?, secret })
+        Ok(Told { hosts, port: free_port()?, secret: (!has_own).then_some(secret) })
     }
 
-    /// Returns the place where rank 0 listens.
-    pub(crate) fn place(&self) -> StoreAddress {
-        StoreAddress::Among { hosts: self.hosts.clone(), port: self.port }
-    }
-
-    /// Returns the secret of the job.
-    pub(crate) fn secret(&self) -> &str {
-        &self.secret
+    /// Returns the place where rank 0 listens, and the secret of the job.
+    fn for_rank(&self, rank: u32, own: Option<&str>) -> Result<(StoreAddress, String)> {
+        let place = StoreAddress::Among { hosts: self.hosts.clone(), port: self.port };
+        match (own, &self.secret) {
+            (Some(own), None) => Ok((place, own.to_owned())),
+            (None, Some(drawn)) => Ok((place, drawn.clone())),
+            (Some(_), Some(_)) => Err(Error::join(
+                rank,
+                "this rank has EARLYBIRD_SECRET, and rank 0 has none; set it on all ranks, or on none",
+            )),
+            (None, None) => Err(Error::join(
+                rank,
+                "rank 0 has EARLYBIRD_SECRET, and this rank has none; pass it to all ranks (mpirun -x EARLYBIRD_SECRET), or unset it",
+            )),
+        }
     }
 
     fn encode(&self) -> String {
-        format!("{}/{}/{}", self.port, self.secret, self.hosts.join("/"))
+        let secret = self.secret.as_deref().unwrap_or(OF_THE_USER);
+        format!("{}/{secret}/{}", self.port, self.hosts.join("/"))
     }
 
     fn decode(text: &str) -> Option<Self> {
@@ -150,7 +189,9 @@ impl Told {
         let (port, secret) = (parts.next()?.parse().ok()?, parts.next()?);
         let hosts: Vec<String> = parts.collect();
         let are_addresses = !hosts.is_empty() && hosts.iter().all(|host| host.parse::<IpAddr>().is_ok());
-        (port > 0 && are_addresses && secret.len() == 32).then_some(Told { hosts, port, secret })
+        let is_secret = secret == OF_THE_USER || secret.len() == 32;
+        let secret = Some(secret).filter(|secret| secret != OF_THE_USER);
+        (port > 0 && are_addresses && is_secret).then_some(Told { hosts, port, secret })
     }
 }
 
@@ -173,20 +214,28 @@ mod tests {
 
     #[test]
     fn what_rank_0_tells_is_one_word_that_others_read() {
-        let told = Told::drawn().unwrap();
-        let text = told.encode();
-        assert!(text.len() < 1024 && !text.contains([' ', '=', '\n']), "{text}");
-        assert_eq!(Told::decode(&text), Some(told));
+        for has_own in [false, true] {
+            let told = Told::drawn(has_own).unwrap();
+            let text = told.encode();
+            assert!(text.len() < 1024 && !text.contains([' ', '=', '\n']), "{text}");
+            assert!(Told::decode(&text) == Some(told.clone()));
+            // All ranks have a secret of the user's, or none has.
+            assert_eq!(told.for_rank(1, Some("of the user")).is_ok(), has_own);
+            assert_eq!(told.for_rank(1, None).is_ok(), !has_own);
+        }
         let secret = "0123456789abcdef0123456789abcdef";
         assert!(Told::decode(&format!("5/{secret}/10.0.0.1/fd00::1")).is_some());
         for strange in ["", "5", "x/y/z", &format!("0/{secret}/10.0.0.1"), &format!("5/{secret}"), "5/short/10.0.0.1"] {
-            assert_eq!(Told::decode(strange), None, "{strange}");
+            assert!(Told::decode(strange).is_none(), "{strange}");
         }
     }
 
     #[test]
     fn a_launcher_that_is_not_there_is_an_error() {
-        let error = ProcessManager::Pmi(-1).learn(1, Instant::now() + std::time::Duration::from_secs(5)).unwrap_err();
-        assert!(error.to_string().contains("EARLYBIRD_STORE=tcp:HOST:PORT"), "{error}");
+        let until = Instant::now() + std::time::Duration::from_secs(5);
+        for named in ["Bad file descriptor", "one try"] {
+            let error = ProcessManager::Pmi(-1).learn(1, None, until).unwrap_err().to_string();
+            assert!(error.contains("EARLYBIRD_STORE=tcp:HOST:PORT") && error.contains(named), "{error}");
+        }
     }
 }

@@ -172,8 +172,8 @@ fn secret() -> String {
             format!("{} bytes, which no rank takes ({problem})", secret.len())
         }
         (Some(_), _) => "set".to_owned(),
-        (None, _) => "not set. `earlybird run` draws one for each job, and so does torch, whose store shows it to processes \
-             that reach that; with other launchers others can join a job on several hosts, unless this line is before the one \
+        (None, _) => "not set. `earlybird run` draws one for each job, and so do ranks that meet by Open MPI or MPICH, and torch, whose \
+             store shows it to processes that reach that; with other launchers others can join a job on several hosts, unless this line is before the one \
              that starts the ranks, with the same value on each host: export EARLYBIRD_SECRET=$(openssl rand -hex 16)"
             .to_owned(),
     }

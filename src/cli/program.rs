@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::process::ExitCode;
 
+use crate::rule::MOST_RADIX;
 use crate::trigger::{
     Action, Chunk, Counts, Operation, Profile, Program, RankBuffer, Request, Role, Schedule, Signal, Start,
     buffer_bytes, check, compile, hops,
@@ -93,6 +94,9 @@ pub(super) fn main(args: &Args) -> super::Outcome {
     }
     if let Some(rank) = args.rank.filter(|&rank| rank >= args.ranks) {
         return Err(format!("there is no rank {rank} among {}", args.ranks).into());
+    }
+    if args.radix == 1 && args.ranks > MOST_RADIX {
+        return Err(format!("--radix 1: a star has {MOST_RADIX} ranks at most").into());
     }
     match args.mover {
         Mover::Tree => {}

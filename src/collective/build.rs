@@ -249,9 +249,8 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
             AgreementBy::Runner => self.offload(&plan, until)?,
             _ => None,
         };
-        let waits = self.chosen.fire.is_synchronous();
-        if self.chosen.executor == Executor::Auto && plan.agreement == AgreementBy::Relays && !waits {
-            // A rank that computes would delay everything that it relays.
+        if self.chosen.executor == Executor::Auto && plan.agreement == AgreementBy::Relays {
+            // A rank that computes, or waits for another collective, would delay everything that it relays.
             executor = Executor::Thread;
         }
         if runner.is_none() && plan.agreement == AgreementBy::Runner {

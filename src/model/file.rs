@@ -211,7 +211,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::rule::{Fire, MovementBy};
+    use crate::rule::{Fire, MovementBy, Schedule};
 
     #[test]
     fn the_built_in_parameters_can_be_read() {
@@ -268,6 +268,36 @@ mod tests {
         }
     }
 
+    /// A star for few bytes among 3 to 32 ranks, pairs above, and parts of large data from four ranks on.
+    #[test]
+    fn shapes_follow_from_ranks_and_bytes() {
+        let config = HwConfig::parse(BUILT_IN).unwrap();
+        let [network, sockets, verbs] = [("ofi", None), ("ofi", Some("sockets")), ("verbs", None)]
+            .map(|(fabric, provider)| config.of(fabric, provider).unwrap());
+        let (whole, parts) = (Schedule::Doubling, Schedule::Halving);
+        for (ranks, bytes, expected) in [
+            (2, 8, (whole, 2)),
+            (2, 64 << 20, (whole, 2)),
+            (3, 8, (whole, 1)),
+            (3, 4 << 20, (whole, 2)),
+            (8, 256 << 10, (whole, 1)),
+            (8, (256 << 10) + 1, (parts, 2)),
+            (32, 64 << 10, (whole, 1)),
+            (32, 128 << 10, (whole, 2)),
+            (32, (128 << 10) + 1, (parts, 2)),
+            (33, 8, (whole, 2)),
+        ] {
+            assert_eq!(network.shape(bytes, ranks), expected, "{ranks} ranks, {bytes} bytes");
+        }
+        assert_eq!(verbs.shape(8, 4), (whole, 8));
+        // Synchronous rounds are relayed in place of scattered ones among many ranks.
+        let relays = |parameters: &Parameters, ranks, bytes| parameters.relays(Fire::ALL, (ranks, bytes), true);
+        assert!(!relays(&network, 15, 1 << 20) && relays(&network, 16, 1 << 20));
+        assert!(!relays(&network, 16, 64 << 10) && relays(&network, 16, (64 << 10) + 1));
+        assert!(relays(&network, 32, 1 << 20) && !relays(&network, 32, (1 << 20) + 1));
+        assert!(!relays(&sockets, 32, 1 << 20) && !relays(&verbs, 32, 1 << 20));
+    }
+
     #[test]
     fn mistakes_are_named() {
         let change = |from: &str, to: &str| HwConfig::parse(&BUILT_IN.replace(from, to)).unwrap_err();
@@ -278,6 +308,8 @@ mod tests {
         assert!(change("\"32K\"", "32").contains("invalid type"));
         assert!(change("\"8ms\"", "\"61s\"").contains("at most"));
         assert!(change("pull_after = \"1ms\"", "pull_after = \"0\"").contains("need a time to wait"));
+        assert!(change("radix = 2", "radix = 1").contains("2 to 32; it is 1"));
+        assert!(change("radix = 2", "radix = 33").contains("2 to 32; it is 33"));
         assert!(change("\"cut\"", "\"twig\"").contains("use one of auto, cut, tree"));
         assert!(change("\"caller\"", "\"auto\"").contains("cannot be auto"));
         assert!(change("\"caller\"", "\"provider\"").contains("cannot be provider"));

@@ -168,7 +168,9 @@ impl Parameters {
     /// Returns whether ranks that share no memory relay the rounds of a rule where [`Mover::Auto`] is chosen.
     /// `by_processor`: the home's processor, instead of its device, changes the word of a round.
     pub(crate) fn relays(&self, fire: Fire, (ranks, bytes): (u32, u64), by_processor: bool) -> bool {
-        let many = self.relay_all_from > 0 && ranks >= self.relay_all_from;
+        // Gathered rounds take fewer messages, and segments of large data less memory.
+        let is_between = self.movement(fire, ranks, bytes) == MovementBy::Reducers;
+        let many = self.relay_all_from > 0 && ranks >= self.relay_all_from && is_between;
         let most = if by_processor { self.relay } else { self.relay_by_device };
         self.mover == Mover::Tree || if fire.is_synchronous() { many } else { bytes <= most }
     }

@@ -111,14 +111,15 @@ pub const MOST_RADIX: u32 = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Schedule {
-    /// Recursive doubling: ⌈log2 P⌉ steps of two operands each, so the bits are deterministic.
+    /// Ranks give each other all that they have, level by level: recursive doubling where two meet at a level. The order of
+    /// the operands is fixed, so the bits are deterministic.
     Doubling,
     /// Reduce-scatter, then all-gather: each chunk is reduced once, from all contributions.
     Scatter,
     /// All ranks write to all ranks, and each rank reduces: the target of a write computes nothing.
     Gather,
-    /// Reduce-scatter by recursive halving, then all-gather by doubling. It moves the bytes of `Scatter` in 2⌈log2 P⌉
-    /// steps, and gives the bits of `Doubling`. In shared memory it is `Doubling`.
+    /// Reduce-scatter level by level, by recursive halving where two meet at a level, then all-gather on the way back. It
+    /// moves the bytes of `Scatter`, and gives the bits of `Doubling`. In shared memory it is `Doubling`.
     Halving,
 }
 

@@ -18,7 +18,7 @@ use crate::fabric::sim::{Kind, Stall, Weather};
 use crate::fault::Fault;
 use crate::group::Group;
 use crate::reduce::{Dtype, Reduce};
-use crate::rule::{Absent, Fire, Grace, MovementBy, Mover, Scale, Schedule, When};
+use crate::rule::{Absent, Fire, Grace, MOST_RADIX, MovementBy, Mover, Scale, Schedule, When};
 
 /// The number of this generator. It changes with every change to the world or the order of events
 /// that a seed draws.
@@ -144,6 +144,7 @@ impl Scenario {
             _ => None,
         };
         let radix = if relays { [1, 2, 2, 3, 4, 8][rng.random_range(0..6)] } else { 2 };
+        let radix = if radix == 1 && ranks > MOST_RADIX { 2 } else { radix };
         let (elements, segment) = match schedule {
             // A chunk of a program is at least a cache line.
             Some(Schedule::Scatter | Schedule::Halving) => (rng.random_range(0..50), 64),
@@ -162,7 +163,7 @@ impl Scenario {
             (rank, turn, 10u64.pow(rng.random_range(4..7)))
         });
         let mut weather = if options.weather { draw_weather(rng, &hosts) } else { Weather::default() };
-        if relays && options.weather && rng.random_bool(0.3) {
+        if relays && options.weather && rng.random_bool(0.6) {
             // What a rank sent before it left does harm only if a link delays it for a few rounds.
             let (from, to) = (rng.random_range(0..ranks), rng.random_range(0..ranks));
             let begin = rng.random_range(0..60_000);
@@ -170,7 +171,7 @@ impl Scenario {
             weather.stalls.push(Stall { kind: Kind::Clog { from, to }, begin, end });
         }
         let mut pull_after = 10u64.pow(rng.random_range(2..7));
-        if movement == MovementBy::Reducers && options.weather && rng.random_bool(0.4) {
+        if movement == MovementBy::Reducers && options.weather && rng.random_bool(0.8) {
             // A repeated share does harm only if it takes longer than a round, so ranks make fallback reads soon.
             (weather.repeats, weather.lag) = (rng.random_range(64..=255), rng.random_range(10_000..100_000));
             pull_after = 100;

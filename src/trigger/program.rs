@@ -15,13 +15,13 @@ pub enum Role {
     Gate,
     /// Data that this rank sends at a level is complete.
     Made(u32),
-    /// Both halves of a reduction at a level are complete.
+    /// What is summed at a level is complete.
     Level(u32),
     /// Contributions that can be reduced.
     Sealed,
     /// The rank's own puts that have read their source.
     Sent,
-    /// Both halves of an outcome that two ranks gather at a level.
+    /// The parts of an outcome that ranks gather at a level.
     Gathered(u32),
     /// Parts of the outcome that are complete.
     Done,

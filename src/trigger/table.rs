@@ -7,7 +7,7 @@
 use super::compile::{Profile, Request, Start, compile_rank, hops, input_from};
 use super::program::{Action, Buffer, Chunk, Counter, Program, RankBuffer, Role, Signal};
 use super::shape::{Inboxes, Shape};
-use crate::rule::Schedule;
+use crate::rule::{MOST_RADIX, Schedule};
 
 /// Numbers of the cells in which a rank gets inputs from others, within a slot.
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +99,11 @@ impl Addends {
         })
     }
 
+    /// Returns another part of the rank's own data, one that it sends.
+    pub(crate) fn another(self) -> u32 {
+        (self.digit + 1) % self.of
+    }
+
     /// Returns whether an input is the rank's own data.
     pub(crate) fn is_own(self, index: usize) -> bool {
         index == self.digit as usize
@@ -169,6 +174,13 @@ impl Table {
     /// Compiles the table of one rank. A request for fewer ranks than the world has gives the table among the ranks
     /// that are left.
     pub(crate) fn new(request: &Request, rank: u32, cells: InputCells) -> Self {
+        let is_possible = request.radix > 1 || request.ranks <= MOST_RADIX;
+        assert!(
+            is_possible && request.radix <= MOST_RADIX,
+            "a shape of radix {} of {} ranks",
+            request.radix,
+            request.ranks
+        );
         let program = compile_rank(request, &Profile::NETWORK, rank);
         let is_run = |role: Role| !matches!(role, Role::Start | Role::Arrived | Role::Sent);
         let counters: Vec<_> = program.counters.iter().filter(|counter| is_run(counter.role)).collect();
@@ -304,7 +316,9 @@ impl Table {
         counters.chain([self.done]).flat_map(|id| {
             let (counter, given) = (&self.counters[id], progress.given[id]);
             let open = counter.remote.iter().filter(move |remote| given >> remote.bit & 1 == 0);
-            let alone = given.count_ones() as usize + counter.remote.len() >= counter.threshold as usize;
+            let of_others: u64 = counter.remote.iter().map(|remote| 1 << remote.bit).sum();
+            let own = (given & !of_others).count_ones() as usize;
+            let alone = own + counter.remote.len() >= counter.threshold as usize;
             open.filter(move |_| alone).map(|remote| remote.from)
         })
     }
@@ -384,7 +398,6 @@ fn sender(program: &Program, request: &Request, counter: Role, input: u32) -> Op
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::rule::MOST_RADIX;
 
     const RELAYED: [Schedule; 2] = [Schedule::Doubling, Schedule::Halving];
 

@@ -83,8 +83,8 @@ pub(super) fn join(identity: &Identity, config: &Config, measured: &HwConfig) ->
     }
     let (place, own) = match identity.manager {
         Some(manager) => {
-            let told = manager.learn(rank, until)?;
-            (told.place(), own.or_else(|| Some(told.secret().to_owned())))
+            let (place, secret) = manager.learn(rank, own.as_deref(), until)?;
+            (place, Some(secret))
         }
         None => (identity.store_address()?, own),
     };

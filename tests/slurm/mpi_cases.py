@@ -43,6 +43,10 @@ def open_mpi_on_two_hosts(rig):
     two = f"{OPEN_MPI}mpirun -n 4 --host a:2,b:2"
     rig.sh(f"{two} {BENCH}", "4 ranks, ofi")
     sums(rig.sh(f"{two} ./program"), 4)
+    # A second program of the same ranks, and a secret on one host alone.
+    rig.sh(f"{two} sh -c './program && EARLYBIRD_DEADLINE=2s ./program'", "joining the world", fails=True)
+    secret = "export EARLYBIRD_SECRET=0123456789abcdef0123456789abcdef\n"
+    rig.sh(f"{secret}{two} ./program", "pass it to all ranks", fails=True)
     rig.sh(f"{two} -x EARLYBIRD_STORE=tcp:a:29400 {BENCH}", "4 ranks, ofi")
     rig.sh(f"{two} {ALONE.format('$OMPI_COMM_WORLD_RANK')}", "not all ranks have come", fails=True)
 
@@ -85,10 +89,10 @@ def mpich_on_two_hosts(rig):
 def mpich_and_mpi_in_one_program(rig):
     programs(rig, "mpich")
     with_mpi(rig, "mpich")
-    # MPICH's UCX reaches no namespace of the same machine. Without this variable a rank does not know that all are on one host.
-    unknown = "mpiexec -n 3 env -u MPI_LOCALNRANKS ./with_mpi"
-    rig.sh(f"{unknown} before", "both sum to 3")
-    rig.sh(f"{unknown} after", "must call MPI_Init before", fails=True)
+    # MPICH's UCX reaches no namespace of the same machine. By this variable a rank believes that there are several hosts.
+    several = "mpiexec -n 3 env MPI_LOCALNRANKS=1 ./with_mpi"
+    rig.sh(f"{several} before", "both sum to 3")
+    rig.sh(f"{several} after", "must call MPI_Init before", fails=True)
 
 
 @case("mpi", "mpi")

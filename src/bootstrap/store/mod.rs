@@ -2,7 +2,7 @@
 //! gets what all gave. Nothing of a store is left afterwards.
 //!
 //! Every message is sealed with the job's secret (HMAC-SHA256). A guest believes a rank 0 without
-//! the secret no more than rank 0 believes such a guest. The secret is never sent.
+//! the secret no more than rank 0 believes such a guest. No store is told the secret.
 #![forbid(unsafe_code)]
 
 mod file;

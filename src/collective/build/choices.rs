@@ -23,6 +23,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
     pub(super) fn choices(&self, plan: &Plan) -> Choices {
         let schedule = |plan: &Plan| match plan.agreement {
             AgreementBy::Gates => plan.schedule.name().to_owned(),
+            AgreementBy::Relays if plan.radix == 1 => "a star".to_owned(),
             AgreementBy::Relays => format!("{} of radix {}", plan.schedule.name(), plan.radix),
             _ => "none".to_owned(),
         };
@@ -32,7 +33,10 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         let relays = self.may_relay() && self.would_relay(&plan.topology, plan.bytes);
         let mut choices = self.common_choices();
         choices.extend([
-            ("whether ranks relay (mover auto: if the executor is auto or thread)", relays.to_string()),
+            (
+                "whether ranks relay (mover auto: by hw-config, and if the executor is auto or thread)",
+                relays.to_string(),
+            ),
             ("the path (by hw-config)", plan.path_name().to_owned()),
             ("the segment (by hw-config)", plan.segment.to_string()),
             ("the piece (by hw-config)", (plan.run * plan.segment as u64).to_string()),

@@ -56,15 +56,17 @@ impl<T: Item> AllreduceBuilder<'_, T> {
     /// Returns whether `auto` selects relays here, if the executor allows it.
     pub(super) fn would_relay(&self, topology: &Topology, bytes: usize) -> bool {
         let alone = topology.has_elsewhere() && topology.is_apart() && self.model().is_none();
+        // A replay may run on other hosts, and sums in ascending rank, as the cut mover does everywhere.
+        let is_taped = self.world.record().is_some() || self.world.replay().is_some();
         let (parameters, by_processor) = (self.world.parameters(), self.world.fabric().changes_by_processor());
         self.chosen.mover == Mover::Auto
             && alone
+            && !is_taped
             && parameters.relays(self.chosen.fire, (topology.ranks(), bytes as u64), by_processor)
     }
 
-    /// Returns whether this rank relays what others wait for: while it computes, unless all ranks wait in each round.
+    /// Returns whether this rank relays while it computes. A rank that does not would delay every round.
     pub(super) fn may_relay(&self) -> bool {
-        let waits = self.chosen.fire.is_synchronous() && self.chosen.executor != Executor::Provider;
-        waits || matches!(self.chosen.executor, Executor::Auto | Executor::Thread)
+        matches!(self.chosen.executor, Executor::Auto | Executor::Thread)
     }
 }

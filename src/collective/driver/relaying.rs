@@ -69,7 +69,7 @@ impl Driver {
         inputs.clear();
         for (index, area) in from.areas().enumerate() {
             let shifted = from.is_own(index) && !chunk.is_whole() && plan.fault(Fault::SumWhatWasSent);
-            let area = if shifted { Area { index: area.index ^ 1, ..area } } else { area };
+            let area = if shifted { Area { index: from.another(), ..area } } else { area };
             let (at, first) = (plan.area(area, round), parts.cut.entries.len());
             let last = last_cell(plan, at);
             let label = Label::new(|index| control.load(last - index));
