@@ -26,8 +26,8 @@ HYDRA = "export HYDRA_LAUNCHER=ssh HYDRA_LAUNCHER_EXEC=remote-shell\n"
 def with_mpi(rig, mpi):
     """Builds the program that uses MPI, too."""
     prefix = rig.wheels.programs(mpi).parent
-    with_mpi = rig.work / "with_mpi"
-    link_with_library(Path(__file__).parent / "with_mpi.c", with_mpi, f"-I{prefix}/include", f"-L{prefix}/lib", "-lmpi", f"-Wl,-rpath,{prefix}/lib")
+    mpi = [f"-I{prefix}/include", f"-L{prefix}/lib", "-lmpi", f"-Wl,-rpath,{prefix}/lib"]
+    link_with_library(Path(__file__).parent / "with_mpi.c", rig.work / "with_mpi", *mpi)
 
 
 @case("mpi", "mpi")
