@@ -46,13 +46,10 @@ impl Shared {
         symbol: &'static CStr,
         version: &'static CStr,
     ) -> Result<F, NoFunction> {
-        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-        // SAFETY: the handle is that of a library that is never closed.
-        let address = NonNull::new(unsafe { versioned(self.handle.as_ptr(), symbol, version) });
         let text = |name: &'static CStr| name.to_str().unwrap_or_default();
-        let address = address.ok_or(NoFunction { symbol: text(symbol), version: text(version) })?;
-        // SAFETY: the address of a function, and the caller says of which type; the sizes are equal.
-        Ok(unsafe { std::mem::transmute_copy::<NonNull<c_void>, F>(&address) })
+        // SAFETY: the handle is that of a library that is never closed, and the caller says of which type the function is.
+        let found = unsafe { function_at(versioned(self.handle.as_ptr(), symbol, version)) };
+        found.ok_or(NoFunction { symbol: text(symbol), version: text(version) })
     }
 
     /// Finds a function of a library that has one of each name.
@@ -60,12 +57,20 @@ impl Shared {
     /// # Safety
     /// `F` must be a function pointer of its C prototype.
     pub(crate) unsafe fn plain<F: Copy>(&self, symbol: &CStr) -> Option<F> {
-        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-        // SAFETY: the handle is that of a library that is never closed.
-        let address = NonNull::new(unsafe { libc::dlsym(self.handle.as_ptr(), symbol.as_ptr()) })?;
-        // SAFETY: the address of a function, and the caller says of which type; the sizes are equal.
-        Some(unsafe { std::mem::transmute_copy::<NonNull<c_void>, F>(&address) })
+        // SAFETY: the handle is that of a library that is never closed, and the caller says of which type the function is.
+        unsafe { function_at(libc::dlsym(self.handle.as_ptr(), symbol.as_ptr())) }
     }
+}
+
+/// Returns the function at an address; `None` at null.
+///
+/// # Safety
+/// A function of the type `F` must be there.
+unsafe fn function_at<F: Copy>(address: *mut c_void) -> Option<F> {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+    let address = NonNull::new(address)?;
+    // SAFETY: the address of a function of this type, as the caller says; the sizes are equal.
+    Some(unsafe { std::mem::transmute_copy::<NonNull<c_void>, F>(&address) })
 }
 
 /// Finds a symbol of a version.

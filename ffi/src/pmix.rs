@@ -24,7 +24,7 @@ struct Process {
     rank: u32,
 }
 
-/// `pmix_value_t`, of which only strings are used here.
+/// `pmix_value_t`, of which strings and a flag are used here.
 #[repr(C)]
 struct Value {
     kind: u16,
@@ -38,7 +38,6 @@ struct Data {
     others: [usize; 2],
 }
 
-type Init = unsafe extern "C" fn(*mut Process, *const c_void, usize) -> c_int;
 /// `pmix_info_t`: what a call is to do.
 #[repr(C)]
 struct Directive {
@@ -52,6 +51,7 @@ const COLLECT_DATA: &[u8] = b"pmix.collect";
 /// `PMIX_BOOL`.
 const BOOL: u16 = 1;
 
+type Init = unsafe extern "C" fn(*mut Process, *const c_void, usize) -> c_int;
 type Fence = unsafe extern "C" fn(*const Process, usize, *const Directive, usize) -> c_int;
 type Put = unsafe extern "C" fn(u8, *const c_char, *mut Value) -> c_int;
 type Commit = unsafe extern "C" fn() -> c_int;
