@@ -246,11 +246,10 @@ impl Plan {
         }
     }
 
-    /// Returns the cell that announces the data of an inbox in a round, if it lies right after the data.
-    pub(super) fn cell_behind(&self, (level, index): (u32, u32), round: u64) -> Option<usize> {
-        let buffer = Buffer::Inbox(level);
-        let width = self.packed_width(buffer)?;
-        Some(self.cell_of_data(self.area(Area { buffer, index, chunk: Chunk::WHOLE }, round) + width))
+    /// Returns the cell that announces the data of an area in a round, if it lies right after the data.
+    pub(super) fn cell_behind(&self, area: Area, round: u64) -> Option<usize> {
+        let width = self.packed_width(area.buffer)?;
+        Some(self.cell_of_data(self.area(area, round) + width))
     }
 
     /// Returns the number of bytes to write to a buffer for `data` bytes of data and `label` bytes of label before them.

@@ -15,7 +15,7 @@ use super::super::cut::Cut;
 use super::rows::{LINE, Rows, slot_of};
 use super::{BUFFERS, Plan, RANKS_PER_WORD, RELAYED_ROUNDS, SIGNALLED_ROUNDS};
 use crate::rule::AgreementBy;
-use crate::trigger::InputCells;
+use crate::trigger::{Area, Buffer, Chunk, InputCells};
 
 const CELL: usize = size_of::<u64>();
 
@@ -268,7 +268,8 @@ impl Plan {
     /// it.
     pub(crate) fn input_cell(&self, round: u64, input: usize) -> usize {
         let inbox = self.control.inputs.and_then(|inputs| inputs.inbox(input));
-        let behind = inbox.and_then(|inbox| self.cell_behind(inbox, round));
+        let area = |(level, index)| Area { buffer: Buffer::Inbox(level), index, chunk: Chunk::WHOLE };
+        let behind = inbox.and_then(|inbox| self.cell_behind(area(inbox), round));
         behind.unwrap_or_else(|| self.program_cell(round, input))
     }
 

@@ -7,7 +7,7 @@ use super::cell_names::CUT;
 use super::{BUFFERS, Plan, RECEIVING_ROWS, RELAYED_ROUNDS};
 use crate::collective::core::cut::Cut;
 use crate::rule::{AgreementBy, MovementBy};
-use crate::trigger::{Area, Buffer};
+use crate::trigger::Area;
 
 const CELL: usize = size_of::<u64>();
 
@@ -120,9 +120,7 @@ impl Plan {
                     let (label, data) = plan.shape_of(area).unwrap_or_default();
                     for index in 0..count {
                         let area = Area { index, ..area };
-                        let inbox = if let Buffer::Inbox(level) = area.buffer { Some((level, index)) } else { None };
-                        let behind = inbox.and_then(|inbox| plan.cell_behind(inbox, round));
-                        let cell = if behind.is_some() { CELL } else { 0 };
+                        let cell = if plan.cell_behind(area, round).is_some() { CELL } else { 0 };
                         let from = plan.area(area, round) - label;
                         let name = format!("{} ({index}) in slot {round}, with its label", area.buffer);
                         add(name, from, label + data - cell);

@@ -210,8 +210,7 @@ proptest! {
         let table = Table::new(&request, rank % left, plan.inputs());
         for (area, end) in writes(&table, &plan) {
             let (_, shape) = plan.shape_of(area).unwrap();
-            let inbox = if let Buffer::Inbox(level) = area.buffer { Some((level, area.index)) } else { None };
-            let cell = inbox.and_then(|inbox| plan.cell_behind(inbox, 1));
+            let cell = plan.cell_behind(area, 1);
             let room = shape - if cell.is_some() { size_of::<u64>() } else { 0 };
             prop_assert!(end <= room, "{} bytes in {:?}, which has {}: {} of {} ranks", end, area, room, left, ranks);
             // A write ends where the cell that announces it lies, if the data, the cell and the label fit one line; it
