@@ -169,17 +169,27 @@ faults! {
         BucketWithoutMember: Liveness,
     }
     "collective/core/agreement/relay" in Simulator {
-        /// Closes a gate while writes for the round before the last may still land.
+        /// Closes a leaf while writes for the round before the last may still land.
         SealEarly: G2,
-        /// Closes a gate while writes of ranks that left may still land.
+        /// Closes a leaf while writes of hosts that left may still land.
         ForgetDeparted: G2,
-        /// Starts rounds for whose outcomes some ranks have no free slot.
+        /// Reads the closed round before its tag is there.
+        LookBeforeTag: G9,
+        /// Takes the tags of a leaf before it is announced as closed.
+        TakeBeforeClosing: G9,
+        /// Does not note which tags it took.
+        ForgetWhatWasTaken: G1,
+        /// Counts late contributions as arrivals for the round that is open.
+        CountLateAsFresh: G5,
+        /// Overwrites an outcome that a rank reads which has left.
+        ForgetReadersThatLeft: G2,
+        /// Starts rounds for whose outcomes some hosts have no free slot.
         StartWithoutRoom: G4,
-        /// Has a free slot again, and notifies no rank.
+        /// Has a free slot again, and notifies no host.
         ForgetRoom: Liveness,
         /// Treats the outcome as complete when its own rows have run.
         CompleteEarly: G1,
-        /// Continues with a table that includes ranks that have left.
+        /// Continues with a table that includes hosts that have left.
         KeepOldTable: Order,
         /// Passes on a lone contribution as if it were a sum.
         RelaySumOfOne: Data,
@@ -456,6 +466,11 @@ impl Fault {
             | Fault::ForgetCall
             | Fault::SealEarly
             | Fault::ForgetDeparted
+            | Fault::LookBeforeTag
+            | Fault::TakeBeforeClosing
+            | Fault::ForgetWhatWasTaken
+            | Fault::CountLateAsFresh
+            | Fault::ForgetReadersThatLeft
             | Fault::StartWithoutRoom
             | Fault::ForgetRoom
             | Fault::CompleteEarly

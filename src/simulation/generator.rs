@@ -22,7 +22,7 @@ use crate::rule::{Absent, Fire, Grace, MOST_RADIX, MovementBy, Mover, Scale, Sch
 
 /// The number of this generator. It changes with every change to the world or the order of events
 /// that a seed draws.
-pub const GENERATOR: u32 = 10;
+pub const GENERATOR: u32 = 11;
 
 /// Bounds within which scenarios are drawn.
 #[derive(Clone, Debug)]
@@ -110,6 +110,7 @@ impl Scenario {
         let fire = draw_fire(rng, options, ranks, tree);
         let (movement, relays) = draw_movement(rng, fire, ranks, tree);
         let hosts = match movement {
+            MovementBy::Program if relays && !options.alike => draw_relaying_hosts(rng, ranks),
             MovementBy::Program if relays => (0..ranks).collect(),
             MovementBy::Program => vec![0; ranks as usize],
             _ if options.alike => (0..ranks).collect(),
@@ -164,8 +165,9 @@ impl Scenario {
         });
         let mut weather = if options.weather { draw_weather(rng, &hosts) } else { Weather::default() };
         if relays && options.weather && rng.random_bool(0.6) {
-            // What a rank sent before it left does harm only if a link delays it for a few rounds.
-            let (from, to) = (rng.random_range(0..ranks), rng.random_range(0..ranks));
+            // What a host sent before it left does harm only if a link delays it for a few rounds.
+            let count = hosts.iter().max().map_or(1, |most| most + 1);
+            let (from, to) = (rng.random_range(0..count), rng.random_range(0..count));
             let begin = rng.random_range(0..60_000);
             let end = begin + rng.random_range(5_000..200_000);
             weather.stalls.push(Stall { kind: Kind::Clog { from, to }, begin, end });
@@ -392,6 +394,22 @@ fn draw_movement(rng: &mut Xoshiro256PlusPlus, fire: Fire, ranks: u32, tree: boo
         false => &[(Segments, false), (Initiator, false)],
     };
     ways[rng.random_range(0..ways.len())]
+}
+
+/// Draws the hosts of ranks that relay, at least two: one for each rank, neighbours on one, or mixed.
+fn draw_relaying_hosts(rng: &mut Xoshiro256PlusPlus, ranks: u32) -> Vec<u32> {
+    match rng.random_range(0..4) {
+        0 => (0..ranks).collect(),
+        1 => draw_hosts(rng, ranks, true),
+        _ => {
+            let hosts = rng.random_range(2..=ranks.min(6));
+            let mut firsts: Vec<u32> = (1..ranks).collect();
+            while firsts.len() as u32 >= hosts {
+                firsts.swap_remove(rng.random_range(0..firsts.len()));
+            }
+            (0..ranks).map(|rank| firsts.iter().filter(|&&first| first <= rank).count() as u32).collect()
+        }
+    }
 }
 
 /// Draws the hosts of ranks: one host, a host for each rank, or mixed; more than one host if `several`.

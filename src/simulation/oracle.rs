@@ -9,6 +9,7 @@ use crate::collective::driver::Reduction;
 use crate::rank_set::RankSet;
 use crate::reduce::{Dtype, Reduce, f16};
 use crate::rule::{Condition, Fire, Scale, Schedule};
+use crate::topology::Topology;
 
 /// The result of a judgement. An error is the guarantee that was violated, and what was seen instead.
 pub(super) type Verdict = Result<(), String>;
@@ -69,8 +70,8 @@ pub(super) struct Oracle {
     /// The order in which a program sums.
     schedule: Option<Schedule>,
     radix: u32,
-    /// Whether the tree of sums spans the active ranks, not all ranks.
-    relayed: bool,
+    /// Where agents relay: the hosts. The tree of sums spans those with active ranks.
+    relayed: Option<Topology>,
     /// The contributions, by rank and target round.
     made: HashMap<(u32, u64), Contribution>,
     rounds: BTreeMap<u64, Round>,
@@ -110,7 +111,7 @@ impl Oracle {
             registers: None,
             schedule,
             radix,
-            relayed: scenario.relays(),
+            relayed: scenario.relays().then(|| scenario.plan().topology.clone()),
             made: HashMap::new(),
             rounds: BTreeMap::new(),
             active: RankSet::full(ranks),
@@ -392,8 +393,11 @@ impl Oracle {
             let values: Vec<(u32, f32)> =
                 sources.iter().map(|(entry, source)| (entry.rank, scaled(entry, source))).collect();
             let result = match self.schedule {
-                _ if self.relayed => self.fold_by_shape(&values, &self.active.iter().collect::<Vec<_>>(), self.radix),
-                Some(Schedule::Doubling) => self.fold_by_shape(&values, &(0..self.ranks).collect::<Vec<_>>(), 2),
+                _ if self.relayed.is_some() => self.fold_by_shape(&values, &self.relaying(), self.radix),
+                Some(Schedule::Doubling) => {
+                    let alone = (0..self.ranks).map(|rank| vec![rank]);
+                    self.fold_by_shape(&values, &alone.collect::<Vec<_>>(), 2)
+                }
                 _ => self.left_to_right(values.iter().map(|&(_, value)| value)),
             };
             result.map_or(0.0, |result| result / divisor as f32)
@@ -435,11 +439,18 @@ impl Oracle {
         })
     }
 
-    /// Folds in the order of a shape: groups of neighbours first, as many as the product of the radices, and then as many
-    /// neighbours as the radix of each level says. Every operation folds its sources from left to right. A contribution that
-    /// meets no other one is passed on as it is.
-    fn fold_by_shape(&self, values: &[(u32, f32)], ranks: &[u32], radix: u32) -> Option<f32> {
-        let all = ranks.len();
+    /// Returns the ranks of each host with active ranks, where agents relay.
+    fn relaying(&self) -> Vec<Vec<u32>> {
+        let hosts =
+            self.relayed.iter().flat_map(|topology| (0..topology.hosts()).map(|host| topology.ranks_of(host).to_vec()));
+        hosts.filter(|ranks| ranks.iter().any(|&rank| self.active.contains(rank))).collect()
+    }
+
+    /// Folds in the order of a shape: the ranks of each member first, then groups of neighbours, as many as the product of
+    /// the radices, and then as many neighbours as the radix of each level says. Every operation folds its sources from
+    /// left to right. A contribution that meets no other one is passed on as it is.
+    fn fold_by_shape(&self, values: &[(u32, f32)], members: &[Vec<u32>], radix: u32) -> Option<f32> {
+        let all = members.len();
         let (mut radices, mut core) = (Vec::new(), 1);
         while radix > 1 && core * 2 <= all {
             radices.push((radix as usize).min(all / core));
@@ -449,9 +460,11 @@ impl Oracle {
         let mut first = 0;
         for group in 0..core {
             let end = first + all / core + usize::from(group < all % core);
-            let is_of = |rank: &u32| ranks[first..end].contains(rank);
-            let of_group = values.iter().filter(|(rank, _)| is_of(rank)).map(|&(_, value)| value);
-            // One that is alone in its group sends what it has, which may be two contributions.
+            let of_group = members[first..end].iter().flat_map(|ranks| {
+                let own = values.iter().filter(|(rank, _)| ranks.contains(rank)).map(|&(_, value)| value);
+                // A rank that is alone on its host, and in its group, sends what it has, which may be two contributions.
+                if ranks.len() > 1 { self.left_to_right(own).into_iter().collect() } else { own.collect::<Vec<_>>() }
+            });
             read.push(if end - first > 1 {
                 self.left_to_right(of_group).into_iter().collect()
             } else {

@@ -245,9 +245,6 @@ impl Scenario {
         if !(1..=MOST_RADIX).contains(&self.radix) || (self.radix == 1 && ranks as u32 > MOST_RADIX) {
             return bad("`radix` must be 1 to 32, and a star has at most 32 ranks");
         }
-        if relays && hosts < ranks {
-            return bad("on the path `tree` all ranks are on one host, or each is on a host of its own");
-        }
         let synchronous = matches!(self.movement, MovementBy::Everyone | MovementBy::Reducer | MovementBy::Reducers);
         let any = matches!(self.movement, MovementBy::Program | MovementBy::Segments);
         if !any && synchronous != self.fire.is_synchronous() {
@@ -301,7 +298,7 @@ impl Scenario {
         self.movement == MovementBy::Program && !self.relays()
     }
 
-    /// Returns whether each rank runs its own table.
+    /// Returns whether each host runs its own table.
     pub(super) fn relays(&self) -> bool {
         self.movement == MovementBy::Program && self.hosts.iter().any(|&host| host != 0)
     }

@@ -145,6 +145,11 @@ impl Cut {
         self.add(cell);
     }
 
+    /// Sorts the entries in the order of reduction.
+    pub(super) fn sort(&mut self) {
+        self.entries.sort();
+    }
+
     /// Adds the entries of other ranks that [`Cut::encode`] wrote.
     pub(crate) fn add(&mut self, cell: impl Fn(usize) -> u64) {
         let head = cell(0);

@@ -177,8 +177,16 @@ impl Entries {
         self.cells.truncate(len);
     }
 
-    pub(super) fn push(&mut self, entry: Entry) {
+    pub(crate) fn push(&mut self, entry: Entry) {
         self.cells.push(entry.encode());
+    }
+
+    /// Sorts the entries by rank, the carried one of a rank first.
+    pub(super) fn sort(&mut self) {
+        let key = |cell: &u64| (cell & ((1 << RANK_BITS) - 1), cell >> PART_SHIFT & ((1 << PART_BITS) - 1));
+        if !self.cells.is_sorted_by_key(key) {
+            self.cells.sort_unstable_by_key(key);
+        }
     }
 
     pub(super) fn extend_from_cells(&mut self, cells: impl Iterator<Item = u64>) {

@@ -356,17 +356,13 @@ impl Ledger {
         if by_arrival || plan.fault(Fault::SkipRelease) || round <= self.released {
             return;
         }
-        if matches!(agreement, AgreementBy::Relays | AgreementBy::Runner) {
-            // Outcomes are private. Other ranks learn of the release if they wait for it, or when the slot is armed
-            // again.
+        if agreement == AgreementBy::Runner {
+            // Outcomes are private. Other ranks learn of the release when the slot is armed again.
             self.released = round;
-            if agreement == AgreementBy::Relays && round == FOREVER {
-                // This rank has nothing in flight any more, so other ranks may write to the memory that it wrote to.
-                for host in plan.hosts_elsewhere(&self.active) {
-                    outbox.signal(Counted::Notice, host, None, (plan.released(plan.me), Change::Set(FOREVER)));
-                }
-            }
             return outbox.note();
+        }
+        if agreement == AgreementBy::Relays {
+            return self.release_to_agent(round, plan, outbox);
         }
         let hasty = plan.fault(Fault::ReleaseBeforeLanding);
         if outbox.has(Counted::Push) && plan.topology.has_elsewhere() && !hasty {
@@ -381,6 +377,22 @@ impl Ledger {
         }
         if !plan.fault(Fault::ForgetWakeForRoom) {
             outbox.wake(u32::MAX, Awaited::Room);
+        }
+    }
+
+    /// Where ranks relay: tells the agent of this host, which tells others if they wait for it.
+    fn release_to_agent(&mut self, round: u64, plan: &Plan, outbox: &mut Outbox) {
+        self.released = round;
+        let cell = plan.released(plan.me);
+        outbox.push(Op::Store { cell, value: round });
+        if plan.topology.is_shared(plan.host()) && !plan.fault(Fault::ForgetWakeForRoom) {
+            outbox.wake(u32::MAX, Awaited::Room);
+        }
+        if round == FOREVER && plan.me == plan.agent() {
+            // This host has nothing in flight any more, so others may write to the memory that it wrote to.
+            for host in plan.hosts_elsewhere(&self.active) {
+                outbox.signal(Counted::Notice, host, None, (cell, Change::Set(FOREVER)));
+            }
         }
     }
 

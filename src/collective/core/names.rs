@@ -63,7 +63,7 @@ impl Plan {
 fn program_op_name(op: &ProgramOp) -> String {
     match op {
         ProgramOp::Run(task) => format!("runs {task:?}"),
-        ProgramOp::Seal { round, deposit, .. } => format!("seals {deposit:?} for round {round}"),
+        ProgramOp::Seal { round, entries, .. } => format!("seals {entries} entries for round {round}"),
         ProgramOp::Sum { round, from, to, .. } => format!("sums {from:?} into {to} for round {round}"),
         ProgramOp::Runner(op) => match op {
             RunnerOp::Arm { round } => format!("arms round {round}"),

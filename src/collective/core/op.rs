@@ -5,7 +5,7 @@ use super::entry::Entry;
 use super::plan::{BUFFERS, Plan, RELAYED_ROUNDS, SIGNALLED_ROUNDS};
 use crate::fabric::{Atomic, Change};
 use crate::reduce::Place;
-use crate::trigger::{Addends, Buffer, Deposit, Task};
+use crate::trigger::{Addends, Buffer, Task};
 
 /// Operations of which several may be in flight towards a host, so that they are only counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,14 +20,17 @@ pub(crate) enum Counted {
     Read,
     /// Data that is relayed in a round; the turn identifies the round.
     Relayed { turn: u32 },
-    /// An activation or an arrival of a round; the turn identifies the round.
+    /// An activation of a round; the turn identifies the round.
     Signalled { turn: u32 },
+    /// A count of arrivals.
+    Report,
     /// The tag (and data) of the contribution in a buffer.
     Tag { buffer: u32 },
 }
 
 const FIRST_SIGNALLED: usize = 4 + RELAYED_ROUNDS as usize;
-const FIRST_TAG: usize = FIRST_SIGNALLED + SIGNALLED_ROUNDS as usize;
+const REPORT: usize = FIRST_SIGNALLED + SIGNALLED_ROUNDS as usize;
+const FIRST_TAG: usize = REPORT + 1;
 
 impl Counted {
     /// The tags, by buffer.
@@ -50,6 +53,7 @@ impl Counted {
         Counted::Signalled { turn: 5 },
         Counted::Signalled { turn: 6 },
         Counted::Signalled { turn: 7 },
+        Counted::Report,
         Self::TAGS[0],
         Self::TAGS[1],
         Self::TAGS[2],
@@ -65,6 +69,7 @@ impl Counted {
             Counted::Read => 3,
             Counted::Relayed { turn } => 4 + turn as usize,
             Counted::Signalled { turn } => FIRST_SIGNALLED + turn as usize,
+            Counted::Report => REPORT,
             Counted::Tag { buffer } => FIRST_TAG + buffer as usize,
         }
     }
@@ -182,6 +187,8 @@ pub(crate) struct Operands {
     pub(crate) inputs: Vec<Addend>,
     /// The words of a record.
     pub(crate) words: Vec<u64>,
+    /// The entries of a host's part in a round.
+    pub(crate) entries: Vec<Entry>,
 }
 
 impl Operands {
@@ -189,6 +196,7 @@ impl Operands {
     pub(crate) fn reserve(&mut self, plan: &Plan) {
         self.inputs.reserve(plan.most_sources());
         self.words.reserve(Cut::cells(plan.ranks));
+        self.entries.reserve(plan.most_sealed());
     }
 }
 
@@ -232,9 +240,9 @@ pub(crate) enum Op {
 pub(crate) enum ProgramOp {
     /// Carries out a reduction.
     Run(Task),
-    /// Puts the contents of a gate, in `pieces` pieces, into the buffer from which they are relayed in equal parts. `without_slot`:
-    /// this rank has no free slot for the next round.
-    Seal { round: u64, deposit: Deposit, initiator: Option<u32>, without_slot: bool, pieces: u32, parts: u8 },
+    /// Puts the contributions of its entries, in `pieces` pieces, into the buffer from which they are relayed in equal
+    /// parts. `without_slot`: this host has no free slot for the next round.
+    Seal { round: u64, entries: u32, initiator: Option<u32>, without_slot: bool, pieces: u32, parts: u8 },
     /// Sums data, and joins its labels, into a buffer: the outcome, or a partial sum in equal parts.
     Sum { round: u64, from: Addends, to: Buffer, parts: u8 },
     /// Asks the runner of the program, where one runs it in place of the ranks.

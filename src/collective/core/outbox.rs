@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 
 use super::cut::Cut;
+use super::entry::Entry;
 use super::op::{Addend, Awaited, Counted, Op, Operands, ProgramOp, PutData, RunnerOp, Token};
 use super::plan::Plan;
 use crate::fabric::{Atomic, Change};
@@ -21,6 +22,8 @@ pub(super) struct Outbox {
     inputs: Vec<Addend>,
     /// The words of the queued records, concatenated.
     words: Vec<u64>,
+    /// The entries of the queued parts, concatenated.
+    entries: Vec<Entry>,
     /// The number in flight, by kind.
     totals: [u32; KINDS],
     /// The number in flight, by kind and by target host.
@@ -43,6 +46,7 @@ impl Outbox {
             ops: VecDeque::with_capacity(plan.usual_ops()),
             inputs: Vec::new(),
             words: Vec::new(),
+            entries: Vec::new(),
             totals: [0; KINDS],
             towards: vec![0; KINDS * hosts],
             hosts,
@@ -54,6 +58,7 @@ impl Outbox {
     pub(super) fn reserve(&mut self, plan: &Plan) {
         self.inputs.reserve(plan.most_sources());
         self.words.reserve(Cut::cells(plan.ranks));
+        self.entries.reserve(plan.most_sealed());
     }
 
     #[inline]
@@ -75,6 +80,14 @@ impl Outbox {
     #[inline]
     pub(super) fn program(&mut self, op: ProgramOp) {
         self.push(Op::Program(op));
+    }
+
+    /// Seals a host's part in a round, whose entries `take` adds; `op` is the operation for their number.
+    pub(super) fn seal(&mut self, take: impl FnOnce(&mut Vec<Entry>), op: impl FnOnce(u32) -> ProgramOp) {
+        let before = self.entries.len();
+        take(&mut self.entries);
+        let count = (self.entries.len() - before) as u32;
+        self.program(op(count));
     }
 
     /// Queues a request to the runner.
@@ -213,7 +226,11 @@ impl Outbox {
     #[inline]
     pub(super) fn pop(&mut self, operands: &mut Operands) -> Option<Op> {
         let op = self.ops.pop_front()?;
-        if matches!(op, Op::Combine { .. } | Op::Average { .. } | Op::Record { .. }) {
+        let has_lists = matches!(
+            op,
+            Op::Combine { .. } | Op::Average { .. } | Op::Record { .. } | Op::Program(ProgramOp::Seal { .. })
+        );
+        if has_lists {
             self.hand_lists(&op, operands);
         }
         if self.ops.is_empty() {
@@ -232,6 +249,9 @@ impl Outbox {
                 hand_over(&mut self.inputs, inputs as usize, &mut operands.inputs);
             }
             Op::Record { words, .. } => hand_over(&mut self.words, words as usize, &mut operands.words),
+            Op::Program(ProgramOp::Seal { entries, .. }) => {
+                hand_over(&mut self.entries, entries as usize, &mut operands.entries);
+            }
             _ => {}
         }
     }

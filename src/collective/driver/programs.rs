@@ -13,9 +13,9 @@ impl Driver {
     pub(super) fn execute_program(&mut self, op: ProgramOp, now: Time) -> Result<()> {
         match op {
             ProgramOp::Run(task) => self.run(task),
-            ProgramOp::Seal { round, deposit, initiator, without_slot, pieces, parts } => {
+            ProgramOp::Seal { round, initiator, without_slot, pieces, parts, .. } => {
                 let whole = Chunk { from: 0, to: pieces, of: pieces };
-                self.seal(round, (deposit, initiator), without_slot, (whole, parts));
+                self.seal(round, initiator, without_slot, (whole, parts));
             }
             ProgramOp::Sum { round, from, to, parts } => self.sum(round, from, to, parts),
             ProgramOp::Runner(op) => self.ask_runner(op, now)?,

@@ -1,4 +1,4 @@
-//! The data that a rank relays: contributions as they were sealed, and sums of them, each after its label.
+//! The data that a host relays: contributions as they were sealed, and sums of them, each after its label.
 
 use std::ops::Range;
 
@@ -6,9 +6,9 @@ use super::Driver;
 use crate::collective::core::{Cells, Cut, Entry, Form, Label, Part, Plan, label, rows};
 use crate::fault::Fault;
 use crate::reduce::{Goal, Place, Source};
-use crate::trigger::{Addends, Area, Buffer, Chunk, Deposit};
+use crate::trigger::{Addends, Area, Buffer, Chunk};
 
-/// A cut that is being assembled, and the ranks that have reported that they have no free slot.
+/// A cut that is being assembled, and the hosts that have reported that they have no free slot.
 #[derive(Debug, Default)]
 pub(super) struct Parts {
     pub(super) cut: Cut,
@@ -31,29 +31,34 @@ fn has_data(entry: &Entry) -> bool {
 }
 
 impl Driver {
-    /// Copies the contents of a gate to the memory from which they are relayed. Then the rank's buffers are free.
+    /// Puts the contributions of a host's part in a round into the memory from which they are relayed: one, or those of
+    /// a rank that is alone on its host, as they are, and otherwise their sum. Then the buffers of the ranks are free.
     #[inline(never)]
-    pub(super) fn seal(
-        &mut self,
-        round: u64,
-        (deposit, initiator): (Deposit, Option<u32>),
-        without_slot: bool,
-        (whole, count): (Chunk, u8),
-    ) {
-        let Driver { machine, control, arena, reduction, parts, .. } = self;
+    pub(super) fn seal(&mut self, round: u64, initiator: Option<u32>, without_slot: bool, (whole, count): (Chunk, u8)) {
+        let Driver { machine, control, arena, reduction, parts, operands, .. } = self;
         let plan = machine.plan();
         parts.begin(round, initiator);
-        parts.cut.add_gate(plan.me, deposit, |buffer| plan.particulars(plan.me, buffer, &*control));
-        parts.without_slot.extend(without_slot.then_some(plan.me));
-        let form = rows(parts.cut.entries());
+        operands.entries.iter().for_each(|&entry| parts.cut.entries.push(entry));
+        parts.without_slot.extend(without_slot.then_some(plan.host()));
+        let rows = rows(parts.cut.entries());
+        let is_sum = rows.rows() > 1 && plan.topology.is_shared(plan.host());
+        let form = if is_sum { Form::Sum } else { rows };
         for (index, chunk) in divided(whole, count) {
             let to = plan.area(Area { buffer: Buffer::Contribution, index, chunk }, round);
             let (skip, len) = plan.chunk_span(chunk);
-            for (row, entry) in parts.cut.contributions().enumerate() {
-                let at = Place::Here(plan.contribution(plan.me, entry.buffer) + skip);
-                let goal = Goal { at: to + plan.row_offset(chunk, form, row), wide: false };
-                let source = Source { at, wide: false, factor: 1.0 };
-                arena.combine(reduction.kind(), [source].into_iter(), goal, len / reduction.dtype.size(), None);
+            let mut combine = |sources: &mut dyn Iterator<Item = Source>, at| {
+                let goal = Goal { at, wide: is_sum };
+                arena.combine(reduction.kind(), sources, goal, len / reduction.dtype.size(), None);
+            };
+            let place = |entry: Entry| Place::Here(plan.contribution(entry.rank, entry.buffer) + skip);
+            let contributions = parts.cut.contributions();
+            if is_sum {
+                combine(&mut contributions.filter_map(|entry| reduction.source(entry, place(entry))), to);
+            } else {
+                for (row, entry) in contributions.enumerate() {
+                    let source = Source { at: place(entry), wide: false, factor: 1.0 };
+                    combine(&mut [source].into_iter(), to + plan.row_offset(chunk, form, row));
+                }
             }
             control.store_down(last_cell(plan, to), label(parts.cut.encode(), form, &parts.without_slot));
         }

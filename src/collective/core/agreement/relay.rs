@@ -1,152 +1,80 @@
-//! Agreement and movement by a program where ranks share no memory: each rank runs its own table.
+//! Agreement and movement between hosts: one agent for each host relays for all of its ranks.
 //!
-//! A rank that has arrived puts its contribution into its *gate*. Activations flood the ranks, and each activation
-//! closes the gate of a rank: its contents at that time are the rank's part in the round. Partial sums go from rank to
-//! rank with a label that describes them, so the outcome arrives with its cut. The tables contain only the ranks that
-//! are still active: a rank that left serves no others.
-//!
-//! An outcome contains a part of every active rank. So a rank that has it knows that all have closed their gates of
-//! that round, and that all have the outcome of the round before. No rank has to ask whether it may write to another
-//! one: the data of three rounds lies apart, and when a rank closes a gate, its writes for the round before the last
-//! have completed, and so have all writes of the ranks that left with that round. A rank that leaves announces when
-//! that is so. Activations and arrivals go out before the gate closes, so there are cells for one round more, and for
-//! every slot of the ring: their acks may come late.
-//!
-//! Under a partial rule a round starts only if every rank has a slot for its outcome. A rank without a free slot
-//! reports that in the label of the round before, and notifies all ranks when it has one.
+//! A rank that has arrived shows a tag to the agent of its host, which is its lowest rank. Activations flood the agents,
+//! and each activation closes the [`Leaf`](leaf) of a host: the tags that are there at that time are the host's part in
+//! the round. Partial sums go from host to host with a label that describes them, so the outcome arrives with its cut.
+//! The rank then finds its fate in the cuts. A late contribution is in the next round that its agent closes, and its
+//! rank need not do anything for that.
 
+mod agent;
+mod leaf;
 mod sent;
 
-use std::fmt;
-use std::hash::{Hash, Hasher};
-
 use super::super::context::Context;
-use super::super::input::{Cells, Effort, FOREVER, Time};
+use super::super::entry::Part;
+use super::super::input::{Cells, Effort, Time};
 use super::super::movement::Movement;
-use super::super::op::{Counted, Op, ProgramOp};
-use super::super::outbox::Outbox;
+use super::super::op::{Awaited, Op};
 use super::super::plan::{OUTCOME, Plan};
+use super::Form;
 use super::arrival::Arrival;
-use super::{Form, condition, starts_alone};
-use crate::fabric::Change;
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
-use crate::rule::{Condition, Grace};
-use crate::trigger::{Act, Buffer, Deposit, Progress, Request, Start, Table};
-use sent::{ArrivalNotice, gathered, label_of, relayed, relayed_in, signalled_in};
+use agent::Agent;
+use leaf::waits_for_full;
+use sent::label_of;
 
-/// This rank's table, and its progress in the next round.
-#[derive(Clone)]
+/// A rank's part in rounds that agents relay.
+#[derive(Clone, Debug, Hash)]
 pub(crate) struct Relay {
-    start: Start,
-    /// The active ranks, in the order of the table.
-    members: Vec<u32>,
-    table: Table,
-    progress: Progress,
-    /// The contents of the first gate that is not closed.
-    gate: Deposit,
-    /// Ranks that had no free slot for the next round when they closed their last gate.
-    without_slot: Vec<u32>,
-    /// Ranks that left and have not announced that they have nothing in flight, with the round in which they left.
-    departed: Vec<(u32, u64)>,
-    /// The round for which this rank still has to announce a free slot.
-    unsaid: Option<u64>,
-    /// The newest round for which it has announced one.
-    said: u64,
-    /// The rank whose arrival starts the next round, if this rank starts it.
-    initiator: Option<u32>,
-    /// Where this rank counts the arrivals: the ranks whose arrival it has seen, and when the grace ends.
-    seen: RankSet,
-    close_at: Option<Time>,
-}
-
-impl Hash for Relay {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        // The table follows from the members.
-        let Relay { members, progress, gate, without_slot, departed, unsaid, said, initiator, seen, close_at, .. } =
-            self;
-        (members, progress, gate, without_slot, departed).hash(state);
-        (unsaid, said, initiator, seen, close_at).hash(state);
-    }
-}
-
-impl fmt::Debug for Relay {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Relay { members, progress, gate, without_slot, unsaid, initiator, .. } = self;
-        let waits = (progress, gate, without_slot, unsaid, initiator);
-        f.debug_tuple("Relay").field(members).field(&waits).finish()
-    }
-}
-
-/// Returns the table of a rank among the active ones.
-fn table(plan: &Plan, start: Start, members: &[u32]) -> Table {
-    let request = Request {
-        ranks: members.len() as u32,
-        start,
-        schedule: plan.schedule,
-        radix: plan.radix,
-        bytes: plan.bytes as u64,
-        chunk: 0,
-        slots: plan.slots(),
-    };
-    let number = members.iter().position(|&rank| rank == plan.me).expect("a rank that is active is a member");
-    Table::new(&request, number as u32, plan.inputs())
+    /// Whether the tag of this rank's last arrival is there. It stays, even if the caller has to leave again.
+    leaves: bool,
+    /// Of the lowest rank of a host: what it does for all of them.
+    agent: Option<Agent>,
 }
 
 /// How far an arrival has come.
 #[derive(Clone, Copy, Debug, Hash)]
 pub(crate) enum RelayStage {
-    /// The contribution is in the gate; this rank starts the round at this time, if no rank has.
-    Open { close_at: Time },
-    /// The contribution is in the gate of a round that is started, or that another rank starts.
-    Published,
-    /// The arrival came too late for the gate of its target.
-    Late { tried: u64 },
+    /// Its tag is there.
+    Shown,
+    /// It is in its target.
+    Present,
+    /// Its target was closed before it looked, and so was every round up to this one.
+    Late { closed: u64 },
 }
 
 impl Form for Relay {
     type Stage = RelayStage;
 
-    fn has_room(&self, target: u64, _: &Movement, cx: &mut Context, cells: &impl Cells) -> bool {
-        target <= cx.ledger.fired()
-            || cx.plan.fault(Fault::StartWithoutRoom)
-            || self.ranks_without_room(target, cx, cells).next().is_none()
+    /// A rank arrives at any time: its round starts only when there is room for the outcome.
+    fn has_room(&self, _: u64, _: &Movement, _: &mut Context, _: &impl Cells) -> bool {
+        true
     }
 
-    fn without_room(&self, target: u64, cx: &Context, cells: &impl Cells, missing: &mut RankSet) {
-        self.ranks_without_room(target, cx, cells).for_each(|rank| missing.insert(rank));
-    }
-
-    /// Deposits the contribution into the gate.
-    fn enter(&mut self, arrival: &mut Arrival<RelayStage>, _: &mut Movement, cx: &mut Context, _: &impl Cells) {
-        arrival.show_particulars(cx);
-        let target = arrival.target;
-        if self.open_gate(cx) != target {
-            return arrival.refused(target, RelayStage::Late { tried: target }, cx);
+    /// Shows the tag.
+    fn enter(&mut self, arrival: &mut Arrival<RelayStage>, _: &mut Movement, cx: &mut Context, cells: &impl Cells) {
+        if arrival.part == Part::Leaving {
+            if cx.ledger.has_left() {
+                // The round that the caller now gets took the tag that was shown before.
+                return arrival.over(arrival.target, cx);
+            }
+            if std::mem::replace(&mut self.leaves, true) {
+                return arrival.enter(RelayStage::Late { closed: arrival.target }, &mut cx.outbox);
+            }
         }
-        self.deposit(target, arrival, cx);
-        match self.start {
-            Start::Everybody => {
-                self.table.activate(&mut self.progress);
-                arrival.enter(RelayStage::Published, &mut cx.outbox);
-            }
-            start @ (Start::First | Start::Designated) if starts_alone(start, cx) => self.initiate(arrival, cx),
-            Start::First | Start::Designated => arrival.enter(RelayStage::Published, &mut cx.outbox),
-            Start::Count(_) => {
-                let (counter, cell) = (self.counter(), cx.plan.arrived(target, cx.plan.me));
-                let value = ArrivalNotice { round: target, grace: arrival.pace.grace().unwrap_or(0) }.cell();
-                if counter == cx.plan.me {
-                    cx.outbox.push(Op::Store { cell, value });
-                } else {
-                    self.send(target, counter, None, (cell, value), cx);
-                }
-                let close_at = arrival.closes_at(false, cx);
-                arrival.enter(RelayStage::Open { close_at }, &mut cx.outbox);
-            }
+        arrival.show_here(cx);
+        if cx.plan.topology.is_shared(cx.plan.host()) {
+            cx.outbox.push(Op::Fence);
+            cx.outbox.wake(u32::MAX, Awaited::Outcome);
+        }
+        match cx.plan.fault(Fault::LookBeforeTag) {
+            true => self.look(arrival, cx, cells),
+            false => arrival.enter(RelayStage::Shown, &mut cx.outbox),
         }
     }
 
-    /// Fires the next round if its outcome is complete.
+    /// Fires the next round if its outcome is on this host.
     #[inline(never)]
     fn learn(
         &mut self,
@@ -156,29 +84,26 @@ impl Form for Relay {
         cells: &impl Cells,
     ) -> bool {
         let round = cx.ledger.open();
-        let early = cx.plan.fault(Fault::CompleteEarly) && self.table.has_run(&self.progress);
-        if !early && !self.table.is_complete(&mut self.progress, is_given(round, cx, cells)) {
+        let is_here = match &mut self.agent {
+            Some(agent) => agent.has_outcome(cx, cells),
+            None => !cx.ledger.has_left() && cells.load(cx.plan.landed()) >= round,
+        };
+        if !is_here {
             return false;
         }
         let plan = cx.plan.clone();
         let label = label_of(plan.area(OUTCOME, round), &plan, cells);
-        cx.ledger.cut_mut(round).decode(round, |index| label.record(index));
-        self.without_slot.clear();
-        self.without_slot.extend(label.without_slot());
+        let cut = cx.ledger.cut_mut(round);
+        cut.decode(round, |index| label.record(index));
+        // The parts of hosts came one after the other.
+        cut.sort();
         arrival.fire(round, cx);
-        if cx.ledger.leavers().iter().next().is_some() {
-            self.members.retain(|&rank| cx.ledger.active().contains(rank));
-            // Ranks that leave together send each other nothing.
-            if self.members.contains(&cx.plan.me) {
-                self.departed.extend(cx.ledger.leavers().iter().map(|rank| (rank, round)));
-                if !cx.plan.fault(Fault::KeepOldTable) {
-                    self.table = table(&cx.plan, self.start, &self.members);
-                }
-            }
+        if cx.ledger.leavers().contains(plan.me) {
+            cx.ledger.leave(round);
         }
-        self.table.begin_again(&mut self.progress);
-        self.seen.clear();
-        (self.initiator, self.close_at) = (None, None);
+        if let Some(agent) = &mut self.agent {
+            agent.fired(round, label.without_slot(), cx);
+        }
         true
     }
 
@@ -189,47 +114,27 @@ impl Form for Relay {
         _: Effort,
         _: &mut Movement,
         cx: &mut Context,
-        _: &impl Cells,
+        cells: &impl Cells,
     ) {
+        let fired = cx.ledger.fired();
         match stage {
-            RelayStage::Open { .. } | RelayStage::Published if cx.ledger.fired() >= arrival.target => {
-                arrival.entered(cx)
+            RelayStage::Shown => self.look(arrival, cx, cells),
+            RelayStage::Present if fired >= arrival.target => arrival.entered(cx),
+            // A rank learns of no round after the one with its last arrival.
+            RelayStage::Late { closed } if fired >= closed || cx.ledger.has_left() => {
+                settle(closed.min(fired), arrival, cx);
             }
-            RelayStage::Open { close_at } if cx.now >= close_at => {
-                arrival.expired(cx);
-                self.initiate(arrival, cx);
-            }
-            RelayStage::Open { .. } | RelayStage::Published => {}
-            RelayStage::Late { tried } => self.find_a_gate(tried, arrival, cx),
+            RelayStage::Present | RelayStage::Late { .. } => {}
         }
     }
 
-    /// Runs the rows that are due.
     #[inline(never)]
     fn work(&mut self, effort: Effort, arrival: &mut Arrival<RelayStage>, cx: &mut Context, cells: &impl Cells) {
-        let is_here = |&(rank, _): &(u32, u64)| cells.load(cx.plan.released(rank)) != FOREVER;
-        let before = self.departed.len();
-        self.departed.retain(|departed| is_here(departed) && !cx.plan.fault(Fault::ForgetDeparted));
-        if self.departed.len() < before {
-            cx.outbox.note();
-        }
-        if !cx.ledger.active().contains(cx.plan.me) {
-            return;
-        }
-        self.say_room(cx);
-        let round = cx.ledger.open();
-        if matches!(self.start, Start::Count(_)) && self.counter() == cx.plan.me && !self.is_sealed() {
-            self.count_arrivals(round, cx, cells);
-        }
-        while !changes_memory(&cx.outbox) {
-            let Some(row) = self.table.next(&mut self.progress, is_given(round, cx, cells)) else { return };
-            if !self.run(row, round, effort, cx, cells) {
-                return;
-            }
-            if matches!(self.table.row(row).act, Act::Seal { .. }) {
-                // From here on the round waits for no arrival.
-                arrival.unmeasured = Some(round);
-            }
+        if let Some(agent) = &mut self.agent
+            && let Some(closed) = agent.work(effort, arrival.pace.grace().unwrap_or(0), cx, cells)
+        {
+            // From here on the round waits for no arrival.
+            arrival.unmeasured = Some(closed);
         }
     }
 
@@ -241,255 +146,76 @@ impl Form for Relay {
         cells: &impl Cells,
         missing: &mut RankSet,
     ) {
-        if arrival.target > cx.ledger.fired() {
-            self.awaited(cx, cells).into_iter().for_each(|rank| missing.insert(rank));
+        match &self.agent {
+            Some(agent) => agent.awaited(cx, cells, missing),
+            None if arrival.target > cx.ledger.fired() => missing.insert(cx.plan.agent()),
+            None => {}
         }
     }
 
-    fn next_timer(&self, arrival: &Arrival<RelayStage>) -> Time {
-        let own = if let Some(RelayStage::Open { close_at }) = arrival.stage() { close_at } else { Time::MAX };
-        let counted = self.close_at.filter(|_| !self.is_sealed()).unwrap_or(Time::MAX);
-        own.min(counted)
+    fn next_timer(&self, _: &Arrival<RelayStage>) -> Time {
+        self.agent.as_ref().map_or(Time::MAX, Agent::next_timer)
     }
 
-    /// Returns whether the next round of the other ranks needs this rank's table.
+    fn lacks_room(&self) -> bool {
+        self.agent.as_ref().is_some_and(Agent::lacks_room)
+    }
+
+    /// Returns whether the next round of the other ranks needs this agent.
     fn serves(&self, cx: &Context) -> bool {
-        cx.ledger.active().contains(cx.plan.me)
+        self.agent.as_ref().is_some_and(|_| Agent::is_needed(cx))
     }
 
-    /// Returns whether no rank that left will write to this one any more, or notify it.
-    fn has_served(&self, _: &Context) -> bool {
-        self.departed.is_empty()
+    fn has_served(&self, cx: &Context) -> bool {
+        self.agent.as_ref().is_none_or(|agent| agent.has_served(cx))
     }
 }
 
 impl Relay {
     pub(super) fn new(plan: &Plan) -> Self {
-        let start = Start::of(plan.fire, plan.grace, plan.ranks);
-        let members: Vec<u32> = (0..plan.ranks).collect();
-        let table = table(plan, start, &members);
-        Relay {
-            start,
-            members,
-            progress: table.begin(),
-            table,
-            gate: Deposit::default(),
-            without_slot: Vec::with_capacity(plan.ranks as usize),
-            departed: Vec::new(),
-            unsaid: None,
-            said: 0,
-            initiator: None,
-            seen: RankSet::empty(plan.ranks),
-            close_at: None,
-        }
+        Relay { leaves: false, agent: (plan.me == plan.agent()).then(|| Agent::new(plan)) }
     }
 
-    fn is_sealed(&self) -> bool {
-        self.table.is_sealed(&self.progress)
-    }
-
-    /// Returns the first round whose gate is open.
-    fn open_gate(&self, cx: &Context) -> u64 {
-        cx.ledger.open() + u64::from(self.is_sealed())
-    }
-
-    /// Returns the rank that counts the arrivals.
-    fn counter(&self) -> u32 {
-        self.members[0]
-    }
-
-    /// Returns the ranks without a free slot for a round, which is the next one.
-    fn ranks_without_room<'a>(
-        &'a self,
-        round: u64,
-        cx: &'a Context,
-        cells: &'a impl Cells,
-    ) -> impl Iterator<Item = u32> + 'a {
-        let me = cx.plan.me;
-        let mine = Some(me).filter(|_| cx.ledger.released() < round.saturating_sub(cx.plan.depth));
-        let others = self.without_slot.iter().copied().filter(move |&rank| rank != me);
-        let active = others.filter(|&rank| cx.ledger.active().contains(rank));
-        mine.into_iter().chain(active.filter(move |&rank| cells.load(cx.plan.released(rank)) < round))
-    }
-
-    /// Puts a late contribution into the first round whose gate is open.
-    fn find_a_gate(&mut self, tried: u64, arrival: &mut Arrival<RelayStage>, cx: &mut Context) {
-        let open = self.open_gate(cx);
-        if arrival.fits_gate(open, &cx.plan) {
-            self.deposit(open, arrival, cx);
-        } else if arrival.is_carried(&cx.plan) && open > cx.ledger.open() {
-            // That round is a full one: a contribution that enters it waits until it is the next round.
-        } else if cx.ledger.fired() >= tried && arrival.is_to_enter(cx) {
-            arrival.enter_full_round(cx);
-        }
-    }
-
-    /// Puts the contribution into the open gate: fresh if it was made for that round.
-    fn deposit(&mut self, round: u64, arrival: &mut Arrival<RelayStage>, cx: &mut Context) {
-        arrival.put_into(&mut self.gate, round);
-        match round == arrival.target {
-            true => arrival.took_deferred(),
-            false => arrival.placed(round, cx),
-        }
-    }
-
-    /// Starts the round, unless it has been started.
-    fn initiate(&mut self, arrival: &mut Arrival<RelayStage>, cx: &mut Context) {
-        if self.open_gate(cx) == arrival.target {
-            self.initiator = Some(cx.plan.me);
-            self.table.activate(&mut self.progress);
-            cx.stats.initiated += 1;
-        }
-        arrival.enter(RelayStage::Published, &mut cx.outbox);
-    }
-
-    /// Runs a row; returns whether that was possible.
-    fn run(&mut self, row: usize, round: u64, effort: Effort, cx: &mut Context, cells: &impl Cells) -> bool {
-        match self.table.row(row).act {
-            Act::Signal | Act::Put { .. } => {}
-            Act::Seal { parts } => {
-                if !self.has_settled(round, cx) {
-                    return false;
-                }
-                self.seal(round, parts, cx);
-            }
-            Act::Sum { .. } if effort == Effort::Nothing => return false,
-            Act::Sum { from, to, parts } => {
-                cx.outbox.program(ProgramOp::Sum { round, from, to, parts });
-            }
-        }
-        let signals = self.table.row(row).signals.len();
-        for index in 0..signals {
-            let table = self.table.row(row);
-            let (number, cell) = table.signals[index];
-            if table.activates && self.table.takes_part(number, is_given(round, cx, cells)) {
-                continue;
-            }
-            let data = match table.act {
-                Act::Put { from, .. } if from.buffer == Buffer::Outcome && !from.chunk.is_whole() => {
-                    gathered(from.chunk, round, &cx.plan)
-                }
-                Act::Put { from, to } => Some(relayed(from, to, round, &cx.plan, cells)),
-                _ => None,
-            };
-            cx.stats.activations += u64::from(table.activates);
-            let cell = cx.plan.input_cell(round, cell);
-            self.send(round, self.members[number as usize], data, (cell, round), cx);
-        }
-        cx.stats.operations += 1;
-        self.table.ran(row, &mut self.progress);
-        cx.outbox.note();
-        true
-    }
-
-    /// Gives another rank an input for a round, after data if there is any.
-    fn send(
-        &self,
-        round: u64,
-        rank: u32,
-        data: Option<(usize, usize, usize)>,
-        (cell, value): (usize, u64),
-        cx: &mut Context,
-    ) {
-        cx.stats.relayed += 1;
-        let counted = if data.is_some() { relayed_in(round) } else { signalled_in(round) };
-        cx.outbox.signal(counted, cx.plan.host_of(rank), data, (cell, Change::Set(value)));
-    }
-
-    /// Returns whether the writes for the round before the last have completed, so that the gate may close.
-    fn has_settled(&self, round: u64, cx: &Context) -> bool {
-        let is_under_way = |before: u64, counted: fn(u64) -> Counted| {
-            round > before && cx.outbox.has(counted(round - before)) && !cx.plan.fault(Fault::SealEarly)
-        };
-        // Acks of activations take longest: a rank may have nothing else to send to the rank that activated it.
-        let own = is_under_way(2, relayed_in) || is_under_way(cx.plan.signalled_rounds(), signalled_in);
-        !own && self.departed.iter().all(|&(_, left)| left + 2 > round)
-    }
-
-    /// Closes the gate of the round.
-    fn seal(&mut self, round: u64, parts: u8, cx: &mut Context) {
-        let deposit = std::mem::take(&mut self.gate);
-        let needed = (round + 1).saturating_sub(cx.plan.depth);
-        // A synchronous round waits for this rank's arrival, which comes when there is a free slot.
-        let without_slot = self.start != Start::Everybody && cx.ledger.released() < needed;
-        self.unsaid = without_slot.then_some(round + 1);
-        let (initiator, pieces) = (self.initiator, self.table.whole().of);
-        cx.outbox.program(ProgramOp::Seal { round, deposit, initiator, without_slot, pieces, parts });
-    }
-
-    /// Announces a free slot to all ranks, for the round that they may be waiting to start.
-    fn say_room(&mut self, cx: &mut Context) {
-        let has_room = |round: &u64| cx.ledger.released() >= round.saturating_sub(cx.plan.depth);
-        let Some(round) = self.unsaid.take_if(|round| has_room(round)) else { return };
-        if cx.plan.fault(Fault::ForgetRoom) {
-            return;
-        }
-        let change = Change::advance(std::mem::replace(&mut self.said, round), round);
-        let cell = cx.plan.released(cx.plan.me);
-        for &rank in self.members.iter().filter(|&&rank| rank != cx.plan.me) {
-            cx.outbox.signal(Counted::Notice, cx.plan.host_of(rank), None, (cell, change));
-        }
-    }
-
-    /// Starts the round if enough ranks have arrived.
-    fn count_arrivals(&mut self, round: u64, cx: &mut Context, cells: &impl Cells) {
-        let condition = condition(cx);
-        let all = self.members.len() as u32;
-        for &rank in &self.members {
-            let notice = ArrivalNotice::from_cell(cells.load(cx.plan.arrived(round, rank)));
-            if self.seen.contains(rank) || notice.round < round {
-                continue;
-            }
-            self.seen.insert(rank);
-            let fires = match condition {
-                Condition::Count(least) => self.seen.len() == least.min(all),
-                Condition::Rank(drawn) => rank == drawn,
-                Condition::Full => self.seen.len() == all,
-            };
-            if fires {
-                // An automatic grace is that of the rank whose arrival fires: this rank may be slower than all others.
-                let fixed = if let Grace::Fixed(time) = cx.plan.grace { Some(time.as_nanos() as Time) } else { None };
-                let grace = fixed.unwrap_or(notice.grace);
-                (self.initiator, self.close_at) = (Some(rank), Some(cx.now.saturating_add(grace)));
-            }
-        }
-        let has_all = self.seen.len() == all;
-        if has_all || self.close_at.is_some_and(|close_at| cx.now >= close_at) {
-            cx.stats.graces_expired += u64::from(!has_all && cx.plan.grace != Grace::NONE);
-            self.close_at = None;
-            self.table.activate(&mut self.progress);
-        }
-    }
-
-    /// Returns the ranks that the next round waits for, as far as this rank can know.
-    fn awaited(&self, cx: &Context, cells: &impl Cells) -> Vec<u32> {
-        if self.is_sealed() {
-            return self.table.awaited(&self.progress).map(|number| self.members[number as usize]).collect();
-        }
-        let round = cx.ledger.open();
-        if self.table.is_activated(&self.progress) {
-            let settling = self.departed.iter().filter(|&&(_, left)| left + 2 <= round);
-            return settling.map(|&(rank, _)| rank).collect();
-        }
-        match (condition(cx), self.start) {
-            (_, Start::Count(_)) if self.counter() == cx.plan.me => {
-                let is_missing =
-                    |&rank: &u32| ArrivalNotice::from_cell(cells.load(cx.plan.arrived(round, rank))).round < round;
-                self.members.iter().copied().filter(is_missing).collect()
-            }
-            (_, Start::Count(_)) => vec![self.counter()],
-            (Condition::Rank(rank), _) => vec![rank],
-            _ => Vec::new(),
-        }
+    /// Looks which round is closed. If that is an earlier one than the target, the target will take the tag.
+    fn look(&self, arrival: &mut Arrival<RelayStage>, cx: &mut Context, cells: &impl Cells) {
+        let closed = cells.load(cx.plan.closed());
+        let is_open = closed < arrival.target;
+        arrival.enter(if is_open { RelayStage::Present } else { RelayStage::Late { closed } }, &mut cx.outbox);
     }
 }
 
-/// Returns whether an operation is about to change what the next row reads.
-fn changes_memory(outbox: &Outbox) -> bool {
-    outbox.newest().is_some_and(|op| matches!(op, Op::Program(ProgramOp::Seal { .. } | ProgramOp::Sum { .. })))
-}
-
-/// Returns a function that reports whether another rank has given an input for a round.
-fn is_given(round: u64, cx: &Context, cells: &impl Cells) -> impl Fn(usize) -> bool {
-    move |input| cells.load(cx.plan.input_cell(round, input)) >= round
+/// Finds the fate of an arrival in the cuts up to this round. If it is in none, it is in the next one.
+fn settle(closed: u64, arrival: &mut Arrival<RelayStage>, cx: &mut Context) {
+    let (me, target, part) = (cx.plan.me, arrival.target, arrival.part);
+    let holds = |&round: &u64| {
+        cx.ledger.cut(round).of(me).any(|entry| match part {
+            Part::Leaving => entry.part == Part::Leaving,
+            Part::Fresh | Part::Carried => entry.part != Part::Leaving && entry.age == round - target,
+        })
+    };
+    let found = (target..=closed).find(holds);
+    match found {
+        Some(round) if round == target || part == Part::Leaving => {
+            arrival.target = round;
+            return arrival.entered(cx);
+        }
+        Some(round) => {
+            arrival.missed(cx);
+            cx.stats.jumps += u64::from(round - target >= 2);
+            return arrival.over(closed, cx);
+        }
+        None => arrival.missed(cx),
+    }
+    if !arrival.is_to_enter(cx) {
+        return;
+    }
+    let next = closed + 1;
+    match cx.plan.is_full(next) {
+        true if waits_for_full(target, next, &cx.plan) => arrival.wait_for_full(next, RelayStage::Present, cx),
+        true => {
+            cx.stats.deferred += 1;
+            arrival.over(closed, cx);
+        }
+        false => arrival.placed(next, cx),
+    }
 }

@@ -132,12 +132,15 @@ impl Plan {
 
     /// Returns the most bytes of a buffer's label, also among fewer ranks; `None` if they cannot be addressed.
     fn label_bytes(&self, buffer: Buffer) -> Option<usize> {
-        // Places join at a level, and each has two ranks; a star has one place.
+        // Places join at a level, and each has two hosts; a star has one place.
         let star = self.radix == 1;
-        let block =
-            |level: u32| u64::from(self.radix).checked_pow(level).map_or(u64::MAX, |places| places.saturating_mul(2));
+        let widest = u64::from(self.topology.widest());
+        let block = |level: u32| {
+            let places = u64::from(self.radix).checked_pow(level).unwrap_or(u64::MAX);
+            places.saturating_mul(2 * widest)
+        };
         let ranks = match buffer {
-            Buffer::Contribution | Buffer::Inbox(0) => 1,
+            Buffer::Contribution | Buffer::Inbox(0) => widest,
             Buffer::Partial(_) | Buffer::Inbox(_) if star => u64::from(self.ranks),
             Buffer::Inbox(level) => block(level - 1),
             Buffer::Partial(level) => block(level),
@@ -152,7 +155,9 @@ impl Plan {
         let two_rows = bytes.checked_next_multiple_of(ROW)?.checked_mul(2);
         let wide = self.widened(bytes)?.max(bytes);
         match buffer {
-            Buffer::Contribution => two_rows,
+            // The contributions of a rank that is alone on its host, or one or the sum of those of several ranks.
+            Buffer::Contribution if self.topology.is_apart() => two_rows,
+            Buffer::Contribution => Some(wide.max(two_rows?)),
             Buffer::Partial(_) => Some(wide),
             // From a rank that sends what it sealed, or from several.
             Buffer::Inbox(0..=1) => Some(wide.max(two_rows?)),
@@ -183,7 +188,7 @@ impl Plan {
 
     /// Returns the buffers of a round, in their order in memory. After ranks have left, there are as many levels or fewer.
     pub(super) fn round_buffers(&self) -> impl Iterator<Item = Buffer> + use<> {
-        let levels = Inboxes::of(self.ranks, self.radix).levels();
+        let levels = Inboxes::of(self.topology.hosts(), self.radix).levels();
         let buffers = (0..=levels).flat_map(|level| [Buffer::Inbox(level), Buffer::Partial(level)]);
         std::iter::once(Buffer::Contribution).chain(buffers)
     }
@@ -216,7 +221,7 @@ impl Plan {
         let mut most = BTreeMap::new();
         // A member that hangs on another one sends its contribution as a whole.
         let whole = Area { buffer: Buffer::Contribution, ..OUTCOME };
-        let among = (1..=self.ranks).flat_map(|members| self.areas_among(members));
+        let among = (1..=self.topology.hosts()).flat_map(|members| self.areas_among(members));
         for (area, count) in among.chain([(whole, 1)]) {
             let (label, data) = self.shape_of(area)?;
             let bytes = label.checked_add(data)?.checked_mul(count as usize)?;

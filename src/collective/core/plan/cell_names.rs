@@ -18,6 +18,10 @@ impl Plan {
                 cells.extend((0..BUFFERS).map(|it| (format!("unfilled {it} of rank {rank}"), self.unfilled(rank, it))));
             }
         }
+        if self.agreement == AgreementBy::Relays {
+            cells.push(("closed on this host".to_owned(), self.closed()));
+            cells.push(("landed on this host".to_owned(), self.landed()));
+        }
         for slot in 1..=self.slots() {
             let mut add = |name: String, cell| cells.push((format!("{name} in slot {slot}"), cell));
             if self.elects_reducers() {
@@ -39,7 +43,8 @@ impl Plan {
                         add(format!("input {index}"), cell);
                     }
                 }
-                (0..self.ranks).for_each(|rank| add(format!("arrival of rank {rank}"), self.arrived(slot, rank)));
+                let hosts = 0..self.topology.hosts();
+                hosts.for_each(|host| add(format!("report of host {host}"), self.report(slot, host)));
                 continue;
             }
             (0..self.words()).for_each(|index| add(format!("word {index}"), self.word(slot, index)));

@@ -1,11 +1,12 @@
 //! The control region: 64-bit cells, laid out alike on every host.
 //!
 //! ```text
-//! rank lines     a line for each rank: tags, the newest round released, rounds reported, pieces missing
+//! rank lines     a line for each rank: tags, the newest round released, rounds reported, pieces missing, and of the
+//!                  lowest rank of a host that relays, the newest round closed and the newest one landed
 //! slots          one for each round of the ring:
 //!                  words and tags      words | ticket | claims | done | record
 //!                  a program's gates   the cells of its layout
-//!                  relays              inputs | arrivals
+//!                  relays              inputs | reports
 //!                  runner              as words; only done and the record are used
 //! ```
 //!
@@ -27,6 +28,8 @@ mod rank_line {
     pub(super) const RELEASED: usize = BUFFERS as usize;
     pub(super) const REPORTED: usize = RELEASED + 1;
     pub(super) const UNFILLED: usize = LINE / 2;
+    pub(super) const CLOSED: usize = UNFILLED + BUFFERS as usize;
+    pub(super) const LANDED: usize = CLOSED + 1;
     /// Slots of which reducers can report.
     pub(super) const REPORTED_SLOTS: usize = UNFILLED - REPORTED;
 }
@@ -72,8 +75,8 @@ struct SlotMap {
     done: usize,
     /// The round of the record.
     record: usize,
-    /// Where each rank's arrival is counted, if ranks relay.
-    arrivals: usize,
+    /// Where the arrivals of each host are counted, if ranks relay.
+    reports: usize,
 }
 
 impl SlotMap {
@@ -82,13 +85,13 @@ impl SlotMap {
         let claims = ticket + LINE;
         let done = claims + plan.shares() as usize * LINE;
         let record = done + LINE + Cut::cells(plan.ranks).next_multiple_of(LINE) - 1;
-        SlotMap { ticket, claims, done, record, arrivals: plan.inputs().count() }
+        SlotMap { ticket, claims, done, record, reports: plan.inputs().count() }
     }
 
     fn cells(&self, plan: &Plan) -> usize {
         match (&plan.program, plan.agreement) {
             (Some(program), _) => program.cells(),
-            (None, AgreementBy::Relays) => (self.arrivals + plan.ranks as usize).next_multiple_of(LINE),
+            (None, AgreementBy::Relays) => (self.reports + plan.topology.hosts() as usize).next_multiple_of(LINE),
             _ => self.record + 1,
         }
     }
@@ -163,12 +166,12 @@ impl Plan {
         self.ranks.div_ceil(RANKS_PER_WORD)
     }
 
-    /// Returns the cells in which a rank gets inputs from others.
+    /// Returns the cells in which a host that relays gets inputs from others.
     pub(crate) fn inputs(&self) -> InputCells {
-        InputCells::of(self.ranks, self.radix)
+        InputCells::of(self.topology.hosts(), self.radix)
     }
 
-    /// Returns the number of later rounds during which a round's activations and arrivals may still land. Their cells
+    /// Returns the number of later rounds during which a round's activations may still land. Their cells
     /// are not reused before, and each of these rounds is counted separately.
     pub(crate) fn signalled_rounds(&self) -> u64 {
         (self.slots() - 1).min(SIGNALLED_ROUNDS - 1)
@@ -198,6 +201,16 @@ impl Plan {
     /// Returns the cell of the newest round that a rank has released.
     pub(crate) fn released(&self, rank: u32) -> usize {
         rank as usize * LINE + rank_line::RELEASED
+    }
+
+    /// Where ranks relay: returns the cell of the newest round that the agent of this host has closed.
+    pub(crate) fn closed(&self) -> usize {
+        self.agent() as usize * LINE + rank_line::CLOSED
+    }
+
+    /// Where ranks relay: returns the cell of the newest round whose outcome is on this host.
+    pub(crate) fn landed(&self) -> usize {
+        self.agent() as usize * LINE + rank_line::LANDED
     }
 
     /// Returns the cell of the newest round of a slot for which a reducer has handed its share to this host.
@@ -273,8 +286,8 @@ impl Plan {
         behind.unwrap_or_else(|| self.program_cell(round, input))
     }
 
-    /// Returns the cell in which a rank that counts arrivals is notified that another rank has arrived for a round.
-    pub(crate) fn arrived(&self, round: u64, rank: u32) -> usize {
-        self.in_slot(round, self.control.slot.arrivals + rank as usize)
+    /// Returns the cell in which a host that counts arrivals is told how many there are on another one.
+    pub(crate) fn report(&self, round: u64, host: u32) -> usize {
+        self.in_slot(round, self.control.slot.reports + host as usize)
     }
 }

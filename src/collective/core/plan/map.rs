@@ -116,7 +116,7 @@ impl Plan {
         }
         if plan.agreement == AgreementBy::Relays {
             for round in 1..=RELAYED_ROUNDS {
-                for (area, count) in plan.areas_among(plan.ranks) {
+                for (area, count) in plan.areas_among(plan.topology.hosts()) {
                     let (label, data) = plan.shape_of(area).unwrap_or_default();
                     for index in 0..count {
                         let area = Area { index, ..area };

@@ -51,7 +51,7 @@ pub(crate) const RECEIVING_ROWS: u64 = 3;
 /// write.
 pub(crate) const RELAYED_ROUNDS: u64 = 3;
 
-/// The number of rounds whose activations and arrivals are counted separately while they are in flight.
+/// The number of rounds whose activations are counted separately while they are in flight.
 pub(crate) const SIGNALLED_ROUNDS: u64 = 8;
 
 /// The number of ranks in one word of a cut: two bits for each, and one closed bit.
@@ -278,6 +278,17 @@ impl Plan {
         self.topology.host_of(self.me)
     }
 
+    /// Where ranks relay: returns the rank that relays for this host, its agent.
+    #[inline]
+    pub(crate) fn agent(&self) -> u32 {
+        self.topology.leader(self.host())
+    }
+
+    /// Returns the most entries that a host seals in a round.
+    pub(super) fn most_sealed(&self) -> usize {
+        if self.agreement == AgreementBy::Relays { 2 * self.topology.widest() as usize } else { 0 }
+    }
+
     #[inline]
     pub(crate) fn host_of(&self, rank: u32) -> u32 {
         self.topology.host_of(rank)
@@ -343,7 +354,7 @@ impl Plan {
             MovementBy::Reducer | MovementBy::Reducers => 2 * hosts + ranks,
             MovementBy::Segments if hosts > 1 => 2 * hosts + 2 * ranks,
             MovementBy::Segments => 0,
-            // A worker may contact all ranks at once, and a rank announces a free slot to all others.
+            // A worker may contact all ranks at once, and a host announces a free slot to all others.
             MovementBy::Program => 2 * ranks,
         }
     }

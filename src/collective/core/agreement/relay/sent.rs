@@ -1,30 +1,34 @@
-//! Messages between ranks that relay, and notices to the rank that counts arrivals.
+//! Messages between hosts that relay.
 
-use super::super::super::input::{Cells, Time};
+use super::super::super::input::Cells;
 use super::super::super::label::Label;
 use super::super::super::op::Counted;
 use super::super::super::plan::{OUTCOME, Plan, RELAYED_ROUNDS, SIGNALLED_ROUNDS};
 use crate::trigger::{Area, Chunk};
 
-/// A notice to the rank that counts arrivals: the round that the sender arrived for, and how long the round stays open
-/// if this arrival fires it.
-pub(super) struct ArrivalNotice {
+/// What a host tells the one that counts a round's arrivals: absolute values, so that the newest says all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Report {
     pub(super) round: u64,
-    pub(super) grace: Time,
+    /// The number of ranks that are there.
+    pub(super) count: u32,
+    /// The index, on its host, of the rank that completed this number.
+    pub(super) last: u32,
 }
 
-impl ArrivalNotice {
-    const GRACE_BITS: u32 = 24;
-    /// The unit of the grace in a notice: the field holds more than four seconds.
-    const UNIT: Time = 256;
+impl Report {
+    /// More bits than the ranks of any host need, and all the others number more rounds than a collective has.
+    const BITS: u32 = 12;
 
     pub(super) fn cell(self) -> u64 {
-        self.round << Self::GRACE_BITS | self.grace.div_ceil(Self::UNIT).min((1 << Self::GRACE_BITS) - 1)
+        (self.round << Self::BITS | u64::from(self.count)) << Self::BITS | u64::from(self.last)
     }
 
-    pub(super) fn from_cell(cell: u64) -> Self {
-        let grace = (cell & ((1 << Self::GRACE_BITS) - 1)) * Self::UNIT;
-        ArrivalNotice { round: cell >> Self::GRACE_BITS, grace }
+    /// Returns what a cell reports of a round; `None` if it reports of an older one.
+    pub(super) fn of_round(round: u64, cell: u64) -> Option<Self> {
+        let field = |value: u64| (value & ((1 << Self::BITS) - 1)) as u32;
+        let report = Report { round: cell >> (2 * Self::BITS), count: field(cell >> Self::BITS), last: field(cell) };
+        (report.round >= round).then_some(report)
     }
 }
 
@@ -33,7 +37,7 @@ pub(super) fn relayed_in(round: u64) -> Counted {
     Counted::Relayed { turn: (round % RELAYED_ROUNDS) as u32 }
 }
 
-/// Returns the counter of activations and arrivals sent in a round.
+/// Returns the counter of activations sent in a round.
 pub(super) fn signalled_in(round: u64) -> Counted {
     Counted::Signalled { turn: (round % SIGNALLED_ROUNDS) as u32 }
 }
@@ -44,7 +48,7 @@ pub(super) fn label_of(at: usize, plan: &Plan, cells: &impl Cells) -> Label<impl
     Label::new(move |index| cells.load(last - index))
 }
 
-/// Returns what to write to another rank: the source, the target there, and the number of bytes. The label goes along.
+/// Returns what to write to another host: the source, the target there, and the number of bytes. The label goes along.
 pub(super) fn relayed(
     source: Area,
     target: Area,
@@ -59,7 +63,7 @@ pub(super) fn relayed(
     (from - before, to - before, bytes)
 }
 
-/// Returns the same for a part of an outcome, if it is not empty: all ranks have the label.
+/// Returns the same for a part of an outcome, if it is not empty: all hosts have the label.
 pub(super) fn gathered(chunk: Chunk, round: u64, plan: &Plan) -> Option<(usize, usize, usize)> {
     let (skip, len) = plan.chunk_span(chunk);
     let at = plan.area(OUTCOME, round) + skip;
