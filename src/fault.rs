@@ -100,7 +100,7 @@ faults! {
         /// Continues to wait for ranks that have left.
         ForgetLeavers: Liveness,
         /// Draws a rank that may have left, and allows no other rank to replace it.
-        DrawnMayBeGone: G9,
+        DrawnMayBeGone: Liveness,
         /// Fires a full round with its first arrival.
         FullAsUsual: G5,
         /// Drops a late contribution without counting it.
@@ -183,6 +183,36 @@ faults! {
         CountLateAsFresh: G5,
         /// Overwrites an outcome that a rank reads which has left.
         ForgetReadersThatLeft: G2,
+        /// Closes a leaf twice, and keeps only what it took last.
+        CloseTwice: G9,
+        /// Takes the last arrival of a rank only for its target.
+        MissLateLeavers: Liveness,
+        /// Tells the counter of one rank more than there are tags.
+        CountBeforeTag: G5,
+        /// Counts what hosts reported of the round before.
+        CountOldReports: G5,
+        /// Sends a report while an older one is under way to the same host.
+        SendReportsTogether: Liveness,
+        /// Chooses the counter of a round by its own number.
+        CountForItself: Liveness,
+        /// Activates no other host.
+        ForgetForward: Liveness,
+        /// Uses the areas of two rounds in turn.
+        UseTwoAreas: G2,
+        /// Shows its tag without waking the agent.
+        ForgetToTellAgent: Liveness,
+        /// Has an outcome, and wakes no rank of its host.
+        ForgetToTellHost: Liveness,
+        /// Says that an outcome has landed when its host's part is sealed.
+        LandOnSealing: G2,
+        /// Ends with its own rank, although ranks of its host are active.
+        LeaveHostAlone: Liveness,
+        /// Takes a host for gone when its lowest rank has left.
+        LeaveWithAgent: Liveness,
+        /// Adds the contributions of a host from the last rank to the first.
+        AddHostBackwards: Data,
+        /// Announces a free slot only after its leaf is closed again.
+        SayRoomLate: Liveness,
         /// Starts rounds for whose outcomes some hosts have no free slot.
         StartWithoutRoom: G4,
         /// Has a free slot again, and notifies no host.
@@ -471,6 +501,21 @@ impl Fault {
             | Fault::ForgetWhatWasTaken
             | Fault::CountLateAsFresh
             | Fault::ForgetReadersThatLeft
+            | Fault::CloseTwice
+            | Fault::MissLateLeavers
+            | Fault::CountBeforeTag
+            | Fault::CountOldReports
+            | Fault::SendReportsTogether
+            | Fault::CountForItself
+            | Fault::ForgetForward
+            | Fault::UseTwoAreas
+            | Fault::ForgetToTellAgent
+            | Fault::ForgetToTellHost
+            | Fault::LandOnSealing
+            | Fault::LeaveHostAlone
+            | Fault::LeaveWithAgent
+            | Fault::AddHostBackwards
+            | Fault::SayRoomLate
             | Fault::StartWithoutRoom
             | Fault::ForgetRoom
             | Fault::CompleteEarly

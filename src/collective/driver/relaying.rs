@@ -39,6 +39,7 @@ impl Driver {
         let plan = machine.plan();
         parts.begin(round, initiator);
         operands.entries.iter().for_each(|&entry| parts.cut.entries.push(entry));
+        let backwards = plan.fault(Fault::AddHostBackwards);
         parts.without_slot.extend(without_slot.then_some(plan.host()));
         let rows = rows(parts.cut.entries());
         let is_sum = rows.rows() > 1 && plan.topology.is_shared(plan.host());
@@ -52,7 +53,11 @@ impl Driver {
             };
             let place = |entry: Entry| Place::Here(plan.contribution(entry.rank, entry.buffer) + skip);
             let contributions = parts.cut.contributions();
-            if is_sum {
+            if is_sum && backwards {
+                let last_first: Vec<Entry> = contributions.collect();
+                let sources = last_first.into_iter().rev();
+                combine(&mut sources.filter_map(|entry| reduction.source(entry, place(entry))), to);
+            } else if is_sum {
                 combine(&mut contributions.filter_map(|entry| reduction.source(entry, place(entry))), to);
             } else {
                 for (row, entry) in contributions.enumerate() {

@@ -52,7 +52,11 @@ impl Actor {
             self.judge_claim(op)?;
             self.performed |= operation(op);
         }
-        let done = work(&mut self.engine).map_err(|_| Trouble::Broke)?;
+        let done = match (work(&mut self.engine), self.engine.machine().problem()) {
+            (_, Some(problem)) => return Err(Trouble::Violation(format!("G9: {problem}"))),
+            (Err(_), None) => return Err(Trouble::Broke),
+            (Ok(done), None) => done,
+        };
         let machine = self.engine.machine();
         if matches!(machine.plan().absent, Absent::Drop | Absent::Hold) && self.dropped < machine.stats().dropped {
             self.dropped += 1;

@@ -66,7 +66,9 @@ impl Form for Relay {
         arrival.show_here(cx);
         if cx.plan.topology.is_shared(cx.plan.host()) {
             cx.outbox.push(Op::Fence);
-            cx.outbox.wake(u32::MAX, Awaited::Outcome);
+            if !cx.plan.fault(Fault::ForgetToTellAgent) {
+                cx.outbox.wake(u32::MAX, Awaited::Outcome);
+            }
         }
         match cx.plan.fault(Fault::LookBeforeTag) {
             true => self.look(arrival, cx, cells),

@@ -11,6 +11,7 @@ use super::rows::lines;
 use super::{Plan, RELAYED_ROUNDS};
 use crate::collective::core::label::{Form, most_cells};
 use crate::fabric::CACHE_LINE;
+use crate::fault::Fault;
 use crate::rule::Schedule;
 use crate::trigger::{Area, Buffer, Chunk, Inboxes, Shape};
 
@@ -239,7 +240,8 @@ impl Plan {
             return areas.outcomes_from + ((round - 1) % areas.outcomes) as usize * areas.outcome_bytes;
         };
         let Start { at, label, packed } = areas.starts[number];
-        let first = areas.rounds_from[(round % RELAYED_ROUNDS) as usize] + at;
+        let rounds = if self.fault(Fault::UseTwoAreas) { 2 } else { RELAYED_ROUNDS };
+        let first = areas.rounds_from[(round % rounds) as usize] + at;
         match (packed, area.index) {
             (Some(width), index) => first + index as usize * (label + CACHE_LINE) + label + CACHE_LINE - ROW - width,
             (None, 0) => first + label,

@@ -98,6 +98,9 @@ fn table(plan: &Plan, start: Start, members: &[u32]) -> Table {
 
 /// Returns whether a rank of a host is active.
 fn is_active(host: u32, Context { plan, ledger, .. }: &Context) -> bool {
+    if plan.fault(Fault::LeaveWithAgent) {
+        return ledger.active().contains(plan.topology.leader(host));
+    }
     plan.topology.ranks_of(host).iter().any(|&rank| ledger.active().contains(rank))
 }
 
@@ -134,7 +137,7 @@ impl Agent {
     /// Returns whether no other rank needs this agent, and no host that left will write to this one any more, or notify
     /// it.
     pub(super) fn has_served(&self, cx: &Context) -> bool {
-        self.departed.is_empty() && !Agent::is_needed(cx)
+        self.departed.is_empty() && (!Agent::is_needed(cx) || cx.plan.fault(Fault::LeaveHostAlone))
     }
 
     pub(super) fn lacks_room(&self) -> bool {
@@ -183,7 +186,9 @@ impl Agent {
         let plan = &cx.plan;
         if plan.topology.is_shared(plan.host()) {
             cx.outbox.push(Op::Store { cell: plan.landed(), value: round });
-            cx.outbox.wake(u32::MAX, Awaited::Outcome);
+            if !plan.fault(Fault::ForgetToTellHost) {
+                cx.outbox.wake(u32::MAX, Awaited::Outcome);
+            }
         }
     }
 
@@ -224,7 +229,7 @@ impl Agent {
     fn consider(&mut self, round: u64, grace: Time, cx: &mut Context, cells: &impl Cells) {
         let condition = condition(cx);
         let here = self.leaf.count(round, (cx.ledger.active(), condition), &cx.plan, cells);
-        let counts = matches!(self.start, Start::Count(_)) && self.counter(round) == cx.plan.host();
+        let counts = matches!(self.start, Start::Count(_)) && self.counter(round, &cx.plan) == cx.plan.host();
         if here.count == 0 && !counts {
             return;
         }
@@ -268,16 +273,18 @@ impl Agent {
     }
 
     /// Returns the host that counts the arrivals for a round.
-    fn counter(&self, round: u64) -> u32 {
+    fn counter(&self, round: u64, plan: &Plan) -> u32 {
+        let round = if plan.fault(Fault::CountForItself) { round + u64::from(plan.host()) } else { round };
         self.members[(round % self.members.len() as u64) as usize]
     }
 
     /// Tells the counter how many ranks are here, if it does not know and no earlier report is under way to it.
     fn report(&mut self, round: u64, Present { count, last }: Present, cx: &mut Context) {
-        let (counter, plan) = (self.counter(round), &cx.plan);
+        let (counter, plan) = (self.counter(round, &cx.plan), &cx.plan);
+        let count = if plan.fault(Fault::CountBeforeTag) { count + 1 } else { count };
         let value = Report { round, count, last: plan.topology.index_on_host(last) }.cell();
         let is_under_way = cx.outbox.has_towards(Counted::Report, counter);
-        if value == self.reported || is_under_way {
+        if value == self.reported || (is_under_way && !plan.fault(Fault::SendReportsTogether)) {
             return;
         }
         self.reported = value;
@@ -325,7 +332,9 @@ impl Agent {
         if host == plan.host() {
             return Some(here).filter(|here| here.count > 0);
         }
-        let Report { count, last, .. } = Report::of_round(round, cells.load(plan.report(round, host)))?;
+        let round = if plan.fault(Fault::CountOldReports) { round.max(2) - 1 } else { round };
+        let report = Report::of_round(round, cells.load(plan.report(round, host)));
+        let Report { count, last, .. } = report.filter(|report| report.count > 0)?;
         // A cell that another host writes may hold anything.
         let last = plan.topology.ranks_of(host).get(last as usize).copied()?;
         Some(Present { count, last })
@@ -383,6 +392,9 @@ impl Agent {
         if !has_room {
             return;
         }
+        if cx.plan.fault(Fault::SayRoomLate) && !self.table.is_sealed(&self.progress) {
+            return;
+        }
         self.unsaid = None;
         if cx.plan.fault(Fault::ForgetRoom) {
             return;
@@ -415,7 +427,8 @@ impl Agent {
         for index in 0..signals {
             let table = self.table.row(row);
             let (number, cell) = table.signals[index];
-            if table.activates && self.table.takes_part(number, is_given(round, cx, cells)) {
+            let is_active = |number| self.table.takes_part(number, is_given(round, cx, cells));
+            if table.activates && (is_active(number) || cx.plan.fault(Fault::ForgetForward)) {
                 continue;
             }
             let data = match table.act {
@@ -475,6 +488,12 @@ impl Agent {
         self.unsaid = without_slot.then_some(round + 1);
         let (initiator, pieces) = (self.initiator, self.table.whole().of);
         let Context { plan, ledger, outbox, .. } = cx;
+        if plan.fault(Fault::CloseTwice) {
+            self.leaf.take(round, ledger.active(), plan, cells, |_| {});
+        }
+        if plan.fault(Fault::LandOnSealing) {
+            outbox.push(Op::Store { cell: plan.landed(), value: round });
+        }
         outbox.seal(
             |entries| self.leaf.take(round, ledger.active(), plan, cells, |entry| entries.push(entry)),
             |entries| ProgramOp::Seal { round, entries, initiator, without_slot, pieces, parts },
@@ -508,7 +527,7 @@ impl Agent {
             (_, Start::Everybody) => active_here(cx)
                 .filter(|&rank| !has_shown(rank, round, plan, cells))
                 .for_each(|rank| missing.insert(rank)),
-            (_, Start::Count(_)) if self.counter(round) == plan.host() => {
+            (_, Start::Count(_)) if self.counter(round, plan) == plan.host() => {
                 let is_known = |host: u32| Report::of_round(round, cells.load(plan.report(round, host))).is_some();
                 let is_here = |rank: u32| match plan.host_of(rank) {
                     host if host == plan.host() => has_shown(rank, round, plan, cells),
@@ -516,7 +535,7 @@ impl Agent {
                 };
                 insert_absent(is_here, cx, missing);
             }
-            (_, Start::Count(_)) => missing.insert(leader(self.counter(round))),
+            (_, Start::Count(_)) => missing.insert(leader(self.counter(round, plan))),
             (Condition::Rank(rank), _) => missing.insert(rank),
             _ => {}
         }

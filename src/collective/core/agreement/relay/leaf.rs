@@ -97,7 +97,8 @@ impl Leaf {
             }
             // A rank rewrites a tag only after a later round than this one.
             let tags = tags_of(rank, plan, cells);
-            for tag in self.untaken(index, &tags) {
+            let is_missed = |tag: &Tag| tag.leaving && tag.target < round && plan.fault(Fault::MissLateLeavers);
+            for tag in self.untaken(index, &tags).filter(|tag| !is_missed(tag)) {
                 let (part, age) = match round - tag.target {
                     _ if tag.leaving => (Part::Leaving, 0),
                     0 => (Part::Fresh, 0),
