@@ -100,6 +100,28 @@ fn a_thread() {
     ]);
 }
 
+/// Two hosts, whose agents relay: ranks that contribute and may be late beside ranks that only finish.
+#[test]
+fn hosts() {
+    let mut worlds = vec![
+        world(Fire::SOLO, Means::Hosts(1), &[1, 1], None),
+        world(Fire::quorum(2), Means::Hosts(1), &[1, 1], None),
+        world(Fire::SOLO, Means::Hosts(2), &[0, 0, 0], None),
+    ];
+    if is_deep() {
+        worlds.extend([
+            world(Fire::ALL, Means::Hosts(2), &[1, 0, 0, 0], None),
+            world(Fire::quorum(4), Means::Hosts(2), &[0, 0, 0, 0], None),
+        ]);
+    }
+    explore_all(worlds);
+    let large = world(Fire::SOLO, Means::Hosts(2), &[0, 1, 0, 0], None);
+    let most = if is_deep() { 2_000_000 } else { 100_000 };
+    // It has more states than a test can visit.
+    let ended = explore(&large, most).map_or_else(|violation| violation.what, |found| format!("{found:?}"));
+    assert!(ended.contains("more than"), "{ended}");
+}
+
 /// Rank 0 contributes and may be late, rank 1 only finishes, another rank may die.
 #[test]
 fn three_ranks() {

@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
+use crate::rule::MOST_RADIX;
 use crate::simulation::{Calm, Costs};
-use crate::{Fire, Grace};
+use crate::{Fire, Grace, Mover};
 use serde_json::json;
 
 use super::table::Table;
@@ -32,6 +33,12 @@ pub(super) struct Args {
     /// 64-bit integers of a contribution
     #[arg(long, default_value_t = 1)]
     elements: usize,
+    /// How data moves between hosts: cut, or tree, by an agent on each host
+    #[arg(long, default_value = "cut")]
+    mover: Mover,
+    /// With `tree`: how many hosts meet at a level; 1 is a star
+    #[arg(long, default_value_t = 2)]
+    radix: u32,
     /// Schedules to run, one after the other
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
@@ -54,8 +61,8 @@ const COLUMNS: [&str; 8] =
 
 pub(super) fn main(args: &Args) -> super::Outcome {
     check(args)?;
-    let Args { ranks, per_host, fire, grace, depth, steps, elements, .. } = *args;
-    let world = Calm { ranks, per_host, fire, grace, depth, steps, elements };
+    let Args { ranks, per_host, fire, grace, depth, steps, elements, mover, radix, .. } = *args;
+    let world = Calm { ranks, per_host, fire, grace, depth, steps, elements, mover, radix };
     let until = args.from.checked_add(args.seeds).ok_or("more seeds than there are")?;
     let mut table = Table::new(&COLUMNS);
     for seed in args.from..until {
@@ -71,7 +78,7 @@ pub(super) fn main(args: &Args) -> super::Outcome {
                 "{}",
                 json!({
                     "ranks": ranks, "per_host": per_host, "fire": fire.to_string(), "grace": grace.to_string(),
-                    "depth": depth, "steps": steps, "elements": elements, "seed": seed, "rounds": rounds,
+                    "mover": mover.to_string(), "radix": radix, "depth": depth, "steps": steps, "elements": elements, "seed": seed, "rounds": rounds,
                     "events": events, "events_per_round_and_rank": per_round_and_rank, "simulated_ns": time,
                     "seconds": seconds, "peak_bytes": peak,
                     "sent": traffic,
@@ -106,6 +113,13 @@ fn check(args: &Args) -> Result<(), String> {
     }
     if args.depth == 0 || args.depth > 64 {
         return Err("--depth must be between 1 and 64".to_owned());
+    }
+    if args.mover == Mover::Auto {
+        return Err("--mover must be cut or tree".to_owned());
+    }
+    let hosts = args.ranks.div_ceil(args.per_host);
+    if !(1..=MOST_RADIX).contains(&args.radix) || (args.radix == 1 && hosts > MOST_RADIX) {
+        return Err(format!("--radix must be 1 to {MOST_RADIX}, and a star has at most {MOST_RADIX} hosts"));
     }
     if args.elements > MOST_ELEMENTS {
         return Err(format!("--elements must be at most {MOST_ELEMENTS}"));

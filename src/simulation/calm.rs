@@ -12,7 +12,7 @@ use crate::collective::driver::Reduction;
 use crate::fabric::Traffic;
 use crate::fabric::sim::Weather;
 use crate::reduce::{Dtype, Reduce};
-use crate::rule::{Absent, Fire, Grace, MovementBy, Scale};
+use crate::rule::{Absent, Fire, Grace, MovementBy, Mover, Scale};
 
 /// A world of small contributions whose ranks all behave alike, on a network without troubles.
 #[derive(Clone, Debug)]
@@ -31,6 +31,10 @@ pub struct Calm {
     pub steps: u32,
     /// The number of 64-bit integers of a contribution.
     pub elements: usize,
+    /// How data moves: by a cut, or between the agents of hosts.
+    pub mover: Mover,
+    /// How many hosts meet at a level, where agents relay; 1 is a star.
+    pub radix: u32,
 }
 
 /// The cost of a schedule.
@@ -68,6 +72,7 @@ impl Calm {
     fn scenario(&self) -> Scenario {
         let synchronous = self.fire.is_synchronous();
         let several = self.ranks > self.per_host;
+        let relays = several && self.mover == Mover::Tree;
         let habits = Habits {
             arriving: Effort::Nothing,
             steps: self.steps,
@@ -86,10 +91,15 @@ impl Calm {
             hosts: (0..self.ranks).map(|rank| rank / self.per_host).collect(),
             fire: self.fire,
             grace: self.grace,
-            depth: if synchronous { 1 } else { self.depth },
+            depth: match synchronous {
+                true if relays => 2,
+                true => 1,
+                false => self.depth,
+            },
             base: 0,
             own_models: false,
             movement: match synchronous {
+                _ if relays => MovementBy::Program,
                 true if several => MovementBy::Reducer,
                 true => MovementBy::Everyone,
                 false => MovementBy::Initiator,
@@ -100,7 +110,7 @@ impl Calm {
             run: 1,
             pull_after: 1_000_000,
             schedule: None,
-            radix: 2,
+            radix: self.radix,
             program: None,
             deaths: Vec::new(),
             freeze: None,
@@ -120,12 +130,19 @@ mod tests {
     #[test]
     fn a_seed_means_the_same_schedule() {
         for fire in [Fire::quorum(30), Fire::ALL] {
-            let world = Calm { ranks: 40, per_host: 8, fire, grace: Grace::Auto, depth: 2, steps: 2, elements: 1 };
+            let (grace, mover) = (Grace::Auto, Mover::Cut);
+            let world = Calm { ranks: 40, per_host: 8, fire, grace, depth: 2, steps: 2, elements: 1, mover, radix: 2 };
             let costs = |seed| world.run(seed, 1_000_000).unwrap();
             assert_eq!(costs(1), costs(1));
             assert_ne!(costs(1), costs(2));
             assert!(costs(1).rounds >= 2 && world.run(1, 100).is_err());
             assert!(costs(1).traffic.messages > 0);
+            let relayed = Calm { mover: Mover::Tree, ..world.clone() };
+            let sent = |world: &Calm| {
+                let costs = world.run(1, 1_000_000).unwrap();
+                costs.traffic.messages / costs.rounds
+            };
+            assert!(sent(&relayed) < sent(&world) && relayed.run(1, 1_000_000).unwrap().traffic.atomics == 0);
             let one_host = Calm { per_host: 40, ..world };
             assert_eq!(one_host.run(1, 1_000_000).unwrap().traffic, Traffic::default());
         }

@@ -46,6 +46,8 @@ pub struct World {
 pub enum Means {
     /// By a program.
     Tree(Schedule),
+    /// Between the agents of hosts with this number of ranks each.
+    Hosts(u32),
     /// By a cut and one reducer.
     Eager,
     /// By a cut and segments.

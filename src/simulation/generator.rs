@@ -145,7 +145,8 @@ impl Scenario {
             _ => None,
         };
         let radix = if relays { [1, 2, 2, 3, 4, 8][rng.random_range(0..6)] } else { 2 };
-        let radix = if radix == 1 && ranks > MOST_RADIX { 2 } else { radix };
+        let members = hosts.iter().max().map_or(1, |most| most + 1);
+        let radix = if radix == 1 && members > MOST_RADIX { 2 } else { radix };
         let (elements, segment) = match schedule {
             // A chunk of a program is at least a cache line.
             Some(Schedule::Scatter | Schedule::Halving) => (rng.random_range(0..50), 64),
@@ -166,8 +167,7 @@ impl Scenario {
         let mut weather = if options.weather { draw_weather(rng, &hosts) } else { Weather::default() };
         if relays && options.weather && rng.random_bool(0.6) {
             // What a host sent before it left does harm only if a link delays it for a few rounds.
-            let count = hosts.iter().max().map_or(1, |most| most + 1);
-            let (from, to) = (rng.random_range(0..count), rng.random_range(0..count));
+            let (from, to) = (rng.random_range(0..members), rng.random_range(0..members));
             let begin = rng.random_range(0..60_000);
             let end = begin + rng.random_range(5_000..200_000);
             weather.stalls.push(Stall { kind: Kind::Clog { from, to }, begin, end });

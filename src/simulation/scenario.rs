@@ -242,8 +242,8 @@ impl Scenario {
                 "`schedule` belongs to the path `tree`: any where all ranks are on one host, elsewhere `halving` or none",
             );
         }
-        if !(1..=MOST_RADIX).contains(&self.radix) || (self.radix == 1 && ranks as u32 > MOST_RADIX) {
-            return bad("`radix` must be 1 to 32, and a star has at most 32 ranks");
+        if !(1..=MOST_RADIX).contains(&self.radix) || (self.radix == 1 && hosts as u32 > MOST_RADIX) {
+            return bad("`radix` must be 1 to 32, and a star has at most 32 hosts");
         }
         let synchronous = matches!(self.movement, MovementBy::Everyone | MovementBy::Reducer | MovementBy::Reducers);
         let any = matches!(self.movement, MovementBy::Program | MovementBy::Segments);
@@ -303,12 +303,12 @@ impl Scenario {
         self.movement == MovementBy::Program && self.hosts.iter().any(|&host| host != 0)
     }
 
-    /// Creates the world of an exhaustive search: one host, no time, two rounds in progress.
+    /// Creates the world of an exhaustive search: no time, two rounds in progress.
     pub(super) fn small(world: &World) -> Self {
         let ranks = world.steps.len() as u32;
         let (grace, depth, elements, segment) = (Grace::NONE, 2, 2, 8);
         let movement = match world.means {
-            Means::Tree(_) => MovementBy::Program,
+            Means::Tree(_) | Means::Hosts(_) => MovementBy::Program,
             Means::Eager if world.fire.is_synchronous() => MovementBy::Everyone,
             Means::Eager => MovementBy::Initiator,
             Means::Segments | Means::Pieces | Means::Registers(_) => MovementBy::Segments,
@@ -322,7 +322,9 @@ impl Scenario {
             Means::Registers(group) => (Some(group), Dtype::F32),
             _ => (None, Dtype::U64),
         };
-        let depth = if world.fire.is_synchronous() && schedule.is_none() { 1 } else { depth };
+        let per_host = if let Means::Hosts(per_host) = world.means { per_host } else { ranks };
+        let by_rounds = movement != MovementBy::Program;
+        let depth = if world.fire.is_synchronous() && by_rounds { 1 } else { depth };
         let program = schedule.map(|schedule| program(ranks, (world.fire, grace), schedule, (16, segment), depth));
         let arriving = if world.peer { Effort::Work } else { Effort::Nothing };
         let fills = world.means == Means::Pieces;
@@ -341,7 +343,7 @@ impl Scenario {
             unbroken: false,
         };
         Scenario {
-            hosts: vec![0; ranks as usize],
+            hosts: (0..ranks).map(|rank| rank / per_host).collect(),
             fire: world.fire,
             grace,
             depth,

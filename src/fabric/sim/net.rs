@@ -165,7 +165,7 @@ impl Net {
         self.traffic
     }
 
-    /// From now on nothing is under way: for worlds on one host.
+    /// From now on nothing is under way: writes and atomics take effect at once.
     pub(crate) fn make_instant(&mut self) {
         self.instant = true;
     }
@@ -326,6 +326,11 @@ impl Net {
     fn advance_within(&mut self, time: Time) -> bool {
         let Some((at, effect)) = self.timeline.pop_within(time) else { return false };
         self.now = self.now.max(at);
+        self.take_effect(effect);
+        true
+    }
+
+    fn take_effect(&mut self, effect: Effect) {
         match effect {
             Effect::Copy { from, to, len, lands } => {
                 if lands <= self.now {
@@ -367,7 +372,6 @@ impl Net {
                 self.end_wait(endpoint as usize);
             }
         }
-        true
     }
 
     #[inline]

@@ -75,7 +75,7 @@ impl Actor {
         let machine = self.engine.machine();
         match machine.peek_op() {
             _ if !self.has_lease() && self.habits.thread => false,
-            Some(Op::Fence) => true,
+            Some(Op::Fence | Op::Program(ProgramOp::Seal { .. } | ProgramOp::Sum { .. })) => true,
             Some(op @ (Op::Program(ProgramOp::Run(_)) | Op::Combine { round: Some(_), .. })) => {
                 !self.engine.driver().is_announced(op)
             }

@@ -8,6 +8,8 @@
 
 mod agent;
 mod leaf;
+#[cfg(all(test, loom))]
+mod loom_tests;
 mod sent;
 
 use super::super::context::Context;

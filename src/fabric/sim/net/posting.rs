@@ -143,6 +143,16 @@ impl Net {
         let (broken, way) = (self.breaks(), self.way(endpoint, to.region));
         let bytes = len as u64 + if signal.is_some() { size_of::<u64>() as u64 } else { 0 };
         self.count(way, Traffic { messages: 1, bytes, ..Traffic::default() });
+        if self.instant {
+            let (from, to) = (SimPlace::behind(from, 0), SimPlace::behind(to, 0));
+            self.take_effect(Effect::Copy { from, to, len: len as u32, lands: self.now });
+            if let Some(signal) = signal {
+                let (set, value) = (matches!(signal.change, Change::Set(_)), signal.change.value());
+                let (endpoint, cell) = (endpoint as u32, SimPlace::behind(signal.at, 0));
+                self.take_effect(Effect::Change { endpoint, cell, set, value });
+            }
+            return Posted::Done(0);
+        }
         let (mut landed, mut settled) = (self.now, self.now);
         if broken != Some(false) {
             (landed, settled) = self.copy(way, from, to, len);
