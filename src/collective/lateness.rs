@@ -252,7 +252,8 @@ impl NewestSteps {
     }
 }
 
-/// Learns cuts, in the order of their rounds, without an allocation.
+/// Learns cuts, in the order of their rounds. Only a spell of a slow rank may need an allocation, and these are rare: in a large
+/// world, room for the spells of all ranks at each of them would be most of the memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Account {
     rounds: u64,
@@ -266,8 +267,7 @@ pub(crate) struct Account {
 
 impl Account {
     pub(crate) fn new(ranks: u32) -> Self {
-        let seen = |_| Seen { spells: Vec::with_capacity(MOST_SPELLS), ..Seen::default() };
-        let ranks_seen = (0..ranks).map(seen).collect();
+        let ranks_seen = (0..ranks).map(|_| Seen::default()).collect();
         let newest = NewestSteps::new(ranks);
         Account { rounds: 0, ranks: ranks_seen, slow_of_late: 0.0, all_of_late: 0.0, jitter: 0, newest }
     }
