@@ -1,6 +1,6 @@
 //! The meeting of the ranks of one machine. Rank 0 listens on an abstract socket, waits for all ranks, and passes them
-//! the memory of the world, which the caller has made. Abstract sockets have no file, so nothing is left after the
-//! meeting.
+//! the descriptors of what they share, which the caller has made. Abstract sockets have no file, so nothing is left after
+//! the meeting.
 
 use std::io::{IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
@@ -32,11 +32,14 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
 /// How much later than the deadline rank 0 may answer.
 const LINGER: Duration = Duration::from_secs(1);
 
+/// The number of descriptors that rank 0 hands to the others.
+const DESCRIPTORS: usize = 2;
+
 /// The result of the meeting for a rank.
 #[derive(Debug)]
 pub(crate) struct Joined {
-    /// The memory of the world.
-    pub(crate) memory: OwnedFd,
+    /// What rank 0 has made.
+    pub(crate) shared: [OwnedFd; DESCRIPTORS],
     /// The process of each rank, by rank; `None` in a world of one.
     pub(crate) processes: Vec<Option<u32>>,
 }
@@ -53,13 +56,13 @@ pub(crate) fn meet(
     secret: &Secret,
     (terms, until): (MeetingTerms, Instant),
     goes_on: &dyn Fn() -> Result<()>,
-    make: impl FnOnce() -> Result<OwnedFd>,
+    make: impl FnOnce() -> Result<[OwnedFd; DESCRIPTORS]>,
 ) -> Result<Joined> {
     if ranks > MOST_RANKS {
         return Err(Error::join(rank, format!("{ranks} ranks on one machine; the most is {MOST_RANKS}")));
     }
     if ranks == 1 {
-        return Ok(Joined { memory: make()?, processes: vec![None] });
+        return Ok(Joined { shared: make()?, processes: vec![None] });
     }
     let address = SocketAddr::from_abstract_name(format!("earlybird-{name}"))
         .map_err(|cause| Error::os(rank, "name the meeting", cause))?;
@@ -75,7 +78,7 @@ fn host(
     secret: &Secret,
     (terms, until): (MeetingTerms, Instant),
     goes_on: &dyn Fn() -> Result<()>,
-    make: impl FnOnce() -> Result<OwnedFd>,
+    make: impl FnOnce() -> Result<[OwnedFd; DESCRIPTORS]>,
 ) -> Result<Joined> {
     let os = |cause| Error::os(0, "open the meeting", cause);
     let listener = UnixListener::bind_addr(address).map_err(|cause| match cause.kind() {
@@ -162,14 +165,14 @@ fn host(
     for guest in &mut guests {
         // The other ranks find out by themselves that a guest has ended by now.
         let _ = match (&verdict, &made) {
-            (Ok(()), Ok(memory)) => guest.hand_over(&pids, memory.as_fd(), secret),
+            (Ok(()), Ok(shared)) => guest.hand_over(&pids, shared, secret),
             (Err(problem), _) => refuse(&guest.stream, problem),
             (Ok(()), Err(error)) => refuse(&guest.stream, &error.to_string()),
         };
     }
-    let memory = made?;
+    let shared = made?;
     verdict.map_err(|problem| attendance.error(|| Error::join(0, problem)))?;
-    Ok(Joined { memory, processes: pids.into_iter().map(Some).collect() })
+    Ok(Joined { shared, processes: pids.into_iter().map(Some).collect() })
 }
 
 /// The error of a rank that meets a process with another secret.
@@ -209,12 +212,12 @@ struct Guest {
 }
 
 impl Guest {
-    fn hand_over(&mut self, pids: &[u32], memory: std::os::fd::BorrowedFd<'_>, secret: &Secret) -> std::io::Result<()> {
+    fn hand_over(&mut self, pids: &[u32], shared: &[OwnedFd; DESCRIPTORS], secret: &Secret) -> std::io::Result<()> {
         let body = encode_pids(pids);
         let heading = Heading { refused: false, len: body.len() }.encode();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        let descriptors = [memory];
+        let descriptors = shared.each_ref().map(AsFd::as_fd);
         ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
         sendmsg(&self.stream, &[IoSlice::new(&heading)], &mut ancillary, SendFlags::NOSIGNAL)?;
         self.stream.write_all(&body)?;
@@ -271,7 +274,7 @@ fn visit(
     (&stream).write_all(&hello).map_err(|_| lost())?;
     wait_for_word()?;
     stream.set_read_timeout(Some(GREETING_TIMEOUT)).map_err(os)?;
-    let (heading, memory) = receive_heading(&stream).ok_or_else(lost)?;
+    let (heading, shared) = receive_heading(&stream).ok_or_else(lost)?;
     let Heading { refused, len } = Heading::decode(heading).ok_or_else(lost)?;
     let (mut body, mut seal) = (vec![0; len], [0; SEAL]);
     let soon = Instant::now() + GREETING_TIMEOUT;
@@ -285,7 +288,7 @@ fn visit(
     }
     let processes = decode_pids(&body, ranks).ok_or_else(lost)?;
     let without = "the memory of the world came without a descriptor: this process has none left; raise ulimit -n";
-    Ok(Joined { memory: memory.ok_or_else(|| Error::join(rank, without))?, processes })
+    Ok(Joined { shared: shared.ok_or_else(|| Error::join(rank, without))?, processes })
 }
 
 /// Returns whether data or the end arrives within a moment.
@@ -294,18 +297,18 @@ fn comes(stream: &UnixStream) -> bool {
     poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&moment)).is_ok_and(|ready| ready > 0)
 }
 
-fn receive_heading(stream: &UnixStream) -> Option<([u8; 8], Option<OwnedFd>)> {
+fn receive_heading(stream: &UnixStream) -> Option<([u8; 8], Option<[OwnedFd; DESCRIPTORS]>)> {
     let mut heading = [0; 8];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(&mut heading)];
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
     let received = retry_on_intr(|| recvmsg(stream, &mut parts, &mut ancillary, flags)).ok()?;
-    let memory = ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+    let shared = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => Some([descriptors.next()?, descriptors.next()?]),
         _ => None,
     });
-    (received.bytes == heading.len()).then_some((heading, memory))
+    (received.bytes == heading.len()).then_some((heading, shared))
 }
 
 #[cfg(test)]
@@ -324,7 +327,8 @@ mod tests {
         let address = SocketAddr::from_abstract_name(name).unwrap();
         let deadline = Duration::from_secs(60);
         let (terms, until) = (MeetingTerms { deadline, together: "" }, Instant::now() + deadline);
-        let make = || Ok(std::fs::File::open("/dev/null").unwrap().into());
+        let nothing = || std::fs::File::open("/dev/null").unwrap().into();
+        let make = || Ok([nothing(), nothing()]);
         std::thread::scope(|scope| {
             let guest = scope.spawn(|| {
                 let mut stream = loop {

@@ -5,14 +5,17 @@
 //! back by memory. So does why the world fails. A host's agent is its lowest rank, and its world ends after those of the
 //! host's other ranks.
 //!
-//! Operations between any two ranks need a network in which each rank is a member. It is joined when a rank opens the first
-//! endpoint ([`Fabric::open`]), as all ranks do then.
+//! Collectives that agents relay use an endpoint by hosts ([`Levels::open_by_hosts`]). Operations between any two ranks need
+//! a network in which each rank is a member. It is joined when a rank opens the first endpoint of it ([`Fabric::open`]), as
+//! all ranks do then.
 //!
 //! # Numbers
 //! Memory counts the ranks of its host from 0, and the network counts the hosts. Where one of them must name another rank,
 //! its number there follows those of the members.
 #![forbid(unsafe_code)]
 
+mod endpoint;
+mod numbers;
 mod told;
 
 use std::fmt;
@@ -30,6 +33,8 @@ use crate::interrupt;
 use crate::seal::Secret;
 use crate::time::Deadline;
 use crate::topology::Topology;
+use endpoint::LevelsEndpoint;
+use numbers::{Numbers, RankNames};
 use told::Told;
 
 /// How much longer than a host's ranks wait for each other its agent waits for the other agents, which may have to tell which
@@ -53,43 +58,6 @@ pub(crate) struct Between {
     pub(crate) host_names: HostNames,
     /// A secret that all ranks of this world know and no other process does.
     pub(crate) secret: Secret,
-}
-
-/// The numbers of a world's ranks in a part of it.
-#[derive(Clone, Debug)]
-struct Numbers {
-    /// The ranks that the members stand for.
-    members: Arc<[u32]>,
-}
-
-impl Numbers {
-    /// Returns the rank that a number of the part means.
-    fn rank(&self, number: u32) -> u32 {
-        self.members.get(number as usize).copied().unwrap_or_else(|| number - self.members.len() as u32)
-    }
-
-    /// Returns the number of a rank in the part, that of no member.
-    fn foreign(&self, rank: u32) -> u32 {
-        rank + self.members.len() as u32
-    }
-
-    /// Returns why a world has failed, with the ranks' numbers in the world.
-    fn in_world(&self, failure: Failure) -> Failure {
-        renumbered(failure, |number| self.rank(number))
-    }
-
-    /// Returns why a world has failed, with numbers of the part.
-    fn in_part(&self, failure: Failure) -> Failure {
-        let failure = match failure {
-            // Memory has no place for the other end.
-            Failure::Transport { by, peer: Some(peer), cause } => {
-                let cause = format!("the transport to rank {peer} failed: {cause}");
-                Failure::Transport { by, peer: None, cause }
-            }
-            other => other,
-        };
-        renumbered(failure, |rank| self.foreign(rank))
-    }
 }
 
 /// Returns why a world has failed, if an error says so.
@@ -116,24 +84,15 @@ fn pass_on(
     None
 }
 
-fn renumbered(failure: Failure, number: impl Fn(u32) -> u32) -> Failure {
-    match failure {
-        Failure::Aborted { by, reason } => Failure::Aborted { by: number(by), reason },
-        Failure::Transport { by, peer, cause } => Failure::Transport { by: number(by), peer: peer.map(&number), cause },
-        Failure::Died { peer, how } => Failure::Died { peer: number(peer), how },
-    }
-}
-
 /// A rank's view of a world in two levels.
 pub(crate) struct Levels {
     rank: u32,
     hosts: Topology,
     /// The memory of this rank's host.
     here: Arc<ShmFabric>,
-    of_here: Numbers,
+    names: RankNames,
     /// The network among agents, on an agent.
     network: Option<Arc<dyn NetworkFabric>>,
-    of_network: Numbers,
     between: Between,
     exchange: Turns,
     direct: OnceLock<Arc<dyn NetworkFabric>>,
@@ -168,26 +127,27 @@ impl Levels {
         (network, between): (Option<Arc<dyn NetworkFabric>>, Between),
         (deadline, linger): (Duration, Duration),
         join_direct: JoinDirect,
-    ) -> Self {
-        let of_here = Numbers { members: hosts.ranks_of(hosts.host_of(rank)).into() };
-        let of_network = Numbers { members: hosts.leaders().into() };
+    ) -> Result<Self> {
+        let names = RankNames::new(rank, &hosts, between.host_names.clone());
         if let Some(network) = &network {
-            let (memory, of_here, of_network) = (here.clone(), of_here.clone(), of_network.clone());
+            let (memory, names) = (here.clone(), names.clone());
             network.attend(Box::new(move |failure| {
                 let seen = memory.check_peers("heartbeat").err();
                 // A rank may have died while it wrote why the memory has failed.
                 let failed = memory.failure().or_else(|| seen.and_then(failure_of));
-                let failure = failure.map(|failure| of_network.in_world(failure));
-                pass_on((&memory, &of_here), failed, failure).map(|failure| of_network.in_part(failure))
+                let failure = failure.map(|failure| names.network.in_world(failure));
+                pass_on((&memory, &names.here), failed, failure).map(|failure| names.network.in_part(failure))
             }));
         }
-        Levels {
+        if let Some(network) = network.as_ref().filter(|_| here.ranks() > 1) {
+            network.hear(here.bell().map_err(|error| names.of_here(error))?);
+        }
+        Ok(Levels {
             rank,
             hosts,
             here,
-            of_here,
+            names,
             network,
-            of_network,
             between,
             exchange: Turns::default(),
             direct: OnceLock::new(),
@@ -195,7 +155,7 @@ impl Levels {
             joining: Mutex::new(()),
             deadline,
             linger,
-        }
+        })
     }
 
     /// Returns the memory of this rank's host.
@@ -208,6 +168,23 @@ impl Levels {
         self.network.as_ref()
     }
 
+    /// Opens an endpoint that reaches the memory of this rank's host, and on an agent that of the other hosts. Collective,
+    /// as [`Fabric::open`].
+    ///
+    /// # Errors
+    /// As [`Fabric::open`].
+    pub(crate) fn open_by_hosts(&self) -> Result<Box<dyn Endpoint>> {
+        let network = self.network.as_ref().map(|network| network.open_for_host()).transpose();
+        let network = network.map_err(|error| self.of_network(error))?;
+        let here = self.here.open(RawAccess::CRATE).map_err(|error| self.of_here(error))?;
+        Ok(Box::new(LevelsEndpoint::new((self.rank, self.hosts.clone(), self.names.clone()), here, network)))
+    }
+
+    /// Returns a sleeper for several such endpoints.
+    pub(crate) fn sleeper_by_hosts(&self) -> Option<Box<dyn Sleeper>> {
+        self.network.as_ref().map_or_else(|| self.here.sleeper(), |network| network.sleeper())
+    }
+
     /// Returns the hosts.
     pub(crate) fn hosts(&self) -> &Topology {
         &self.hosts
@@ -215,20 +192,20 @@ impl Levels {
 
     /// Returns an error of the host's memory as one of this world.
     pub(crate) fn of_here(&self, error: Error) -> Error {
-        error.renumbered(|number| self.of_here.rank(number)).on(&self.between.host_names)
+        self.names.of_here(error)
     }
 
     /// Returns an error of the network among agents as one of this world.
     pub(crate) fn of_network(&self, error: Error) -> Error {
-        error.renumbered(|number| self.of_network.rank(number)).on(&self.between.host_names)
+        self.names.of_network(error)
     }
 
     /// Passes on why the host or the network has failed, if one of them has.
     fn pass_on(&self) {
         let Some(network) = &self.network else { return };
-        let failure = network.failure().map(|failure| self.of_network.in_world(failure));
-        let passed = pass_on((&self.here, &self.of_here), self.here.failure(), failure);
-        passed.into_iter().for_each(|failure| network.fail(self.of_network.in_part(failure)));
+        let failure = network.failure().map(|failure| self.names.network.in_world(failure));
+        let passed = pass_on((&self.here, &self.names.here), self.here.failure(), failure);
+        passed.into_iter().for_each(|failure| network.fail(self.names.network.in_part(failure)));
     }
 
     /// Gives the bytes of the host's ranks to the other hosts, on an agent, and returns those of all ranks. If a rank of the
@@ -299,7 +276,7 @@ impl Levels {
         let told = self.here.exchange_long(operation, &[], deadline + 2 * LINGER);
         let told = told.map_err(|error| self.of_here(error))?;
         let cause = "it told something else than what all ranks gave";
-        let invalid = || Error::transport(self.rank, self.of_here.rank(0), operation, cause);
+        let invalid = || Error::transport(self.rank, self.names.here.rank(0), operation, cause);
         match Told::decode(&told[0]).ok_or_else(invalid)? {
             Told::All(all) if all.len() == self.hosts.ranks() as usize => Ok(all),
             Told::All(_) => Err(invalid()),
@@ -339,7 +316,7 @@ impl Fabric for Levels {
     }
 
     fn neighbours(&self) -> Vec<u32> {
-        self.of_here.members.to_vec()
+        self.names.here.members.to_vec()
     }
 
     fn host_names(&self) -> HostNames {
@@ -367,7 +344,7 @@ impl Fabric for Levels {
             return Ok(());
         }
         let joined = (self.join_direct)(self, deadline)?;
-        let (memory, of_here) = (self.here.clone(), self.of_here.clone());
+        let (memory, of_here) = (self.here.clone(), self.names.here.clone());
         joined.attend(Box::new(move |failure| pass_on((&memory, &of_here), memory.failure(), failure)));
         let _ = self.direct.set(joined);
         Ok(())
@@ -380,7 +357,7 @@ impl Fabric for Levels {
     }
 
     fn sleeper(&self) -> Option<Box<dyn Sleeper>> {
-        self.direct().map_or_else(|| self.here.sleeper(), |direct| direct.sleeper())
+        self.direct().and_then(|direct| direct.sleeper())
     }
 
     fn exchange(&self, operation: &'static str, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
@@ -429,7 +406,7 @@ impl Fabric for Levels {
     }
 
     fn dead(&self) -> Vec<u32> {
-        self.here.dead().into_iter().map(|index| self.of_here.rank(index)).collect()
+        self.here.dead().into_iter().map(|index| self.names.here.rank(index)).collect()
     }
 
     fn has_left(&self, peer: u32) -> bool {
@@ -461,19 +438,5 @@ impl Fabric for Levels {
         self.pass_on();
         self.here.leave();
         network.leave();
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_number_of_a_part_means_one_rank() {
-        let numbers = Numbers { members: [2, 5, 6].into() };
-        assert_eq!((0..3).map(|number| numbers.rank(number)).collect::<Vec<_>>(), [2, 5, 6]);
-        for rank in [0, 5, 40_000] {
-            assert_eq!(numbers.rank(numbers.foreign(rank)), rank);
-        }
     }
 }

@@ -36,6 +36,7 @@
 
 mod access;
 mod alarm;
+mod bell;
 mod cache_line;
 #[cfg(earlybird_tools)]
 pub mod conformance;
@@ -49,6 +50,7 @@ pub(crate) mod memory;
 #[cfg(all(test, loom))]
 pub(crate) mod modelled;
 pub(crate) mod net;
+mod network;
 pub mod ofi;
 #[cfg(earlybird_tools)]
 pub mod scheduled;
@@ -69,18 +71,23 @@ use std::time::{Duration, Instant};
 pub use access::RawAccess;
 pub(crate) use cache_line::{CACHE_LINE, cell_behind};
 pub(crate) use host_memory::HostMemory;
+pub(crate) use network::{Attendant, Candidate, NetworkEndpoint, NetworkFabric};
 pub use scope::Scope;
 pub use traffic::{Reached, Traffic};
 pub use window::Window;
 
 use crate::error::{HostNames, Misuse, Result};
-use crate::seal::Secret;
 use crate::sync::{self, AtomicU64};
 use crate::time::Deadline;
 
 /// A region that an endpoint can name: its own, or imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Region(pub(crate) u32);
+
+impl Region {
+    /// Memory that an endpoint cannot reach: each operation on it fails.
+    pub(crate) const UNREACHED: Region = Region(u32::MAX);
+}
 
 /// What peers may do with a region by operations. Its owner may do everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -449,55 +456,6 @@ pub trait Fabric: sealed::Sealed + Send + Sync + Debug {
     fn leave(&self);
 }
 
-/// Called at intervals and after a failure, on a thread of the network, with why the network has failed. Returns why it
-/// must fail.
-pub(crate) type Attendant = Box<dyn Fn(Option<failure::Failure>) -> Option<failure::Failure> + Send + Sync>;
-
-/// A fabric between hosts.
-pub(crate) trait NetworkFabric: Fabric {
-    /// Calls `attendant` from now on; there is one.
-    fn attend(&self, attendant: Attendant);
-
-    /// Returns why the network has failed, if it has.
-    fn failure(&self) -> Option<failure::Failure>;
-
-    /// Fails the network, and tells the other ranks. A rank in the failure that is none of this network has a number
-    /// beyond those that are.
-    fn fail(&self, failure: failure::Failure);
-}
-
-/// A network by which a rank could join a world. A drop leaves nothing behind.
-pub(crate) trait Candidate: Debug {
-    /// Returns what ranks must have in common to understand each other: the provider of libfabric, or the network of a
-    /// device.
-    fn network(&self) -> &str;
-
-    /// Returns what the other ranks must know about this one.
-    fn introduction(&self) -> Vec<u8>;
-
-    /// Returns the name of the device.
-    fn device(&self) -> &str;
-
-    /// Returns which hosts can reach it.
-    fn scope(&self) -> Scope;
-
-    /// Returns what this rank would have preferred, and why it cannot use that.
-    fn passed_over(&self) -> Option<&str>;
-
-    /// Joins the world of the ranks with these introductions, in rank order, from a meeting with this secret. `named` are
-    /// the ranks for texts, where others than 0, 1, …
-    ///
-    /// # Errors
-    /// Ranks use different providers, or a rank cannot be reached by the deadline.
-    fn join(
-        self: Box<Self>,
-        introductions: &[Vec<u8>],
-        named: Option<&[u32]>,
-        secret: &Secret,
-        deadline: Instant,
-    ) -> Result<Arc<dyn NetworkFabric>>;
-}
-
 /// One rank's access to the operations of one collective. See the [module](self) for their
 /// semantics, and [`RawAccess::promise`] for what the caller has promised.
 pub trait Endpoint: Send + Debug {
@@ -511,6 +469,11 @@ pub trait Endpoint: Send + Debug {
     /// Returns what a peer needs to [`import`](Endpoint::import) a region of this endpoint. No peer can use the key of
     /// a local region.
     fn key(&self, region: Region) -> Key;
+
+    /// Returns what a peer on another host needs, if that is another key.
+    fn key_elsewhere(&self, _region: Region) -> Option<Key> {
+        None
+    }
 
     /// Names a peer's region.
     ///

@@ -222,7 +222,7 @@ fn join_levels<F: Fn(&[u8], Instant) -> Result<Vec<Vec<u8>>>>(
         let all: Vec<u32> = (0..levels.ranks()).collect();
         network::join_among((levels.rank(), &all), (&config, &measured), &secret, gather)
     });
-    let levels = Levels::new((rank, hosts.clone()), Arc::new(here), (network, between), times, join_direct);
+    let levels = Levels::new((rank, hosts.clone()), Arc::new(here), (network, between), times, join_direct)?;
     let levels = Arc::new(levels);
     let topology = Topology::apart(hosts.ranks());
     Ok(Members { fabric: levels.clone(), topology, hosts: hosts.clone(), levels: Some(levels), cores: None })
@@ -276,8 +276,8 @@ fn share_memory(
     goes_on: &dyn Fn() -> Result<()>,
 ) -> Result<ShmFabric> {
     let make = || ShmFabric::create(ranks);
-    let Joined { memory, processes } = meet(name, (rank, ranks), secret, times, goes_on, make)?;
-    ShmFabric::join(memory, rank, ranks, &processes)
+    let Joined { shared, processes } = meet(name, (rank, ranks), secret, times, goes_on, make)?;
+    ShmFabric::join(shared, rank, ranks, &processes)
 }
 
 /// Meets ranks of this machine at a name, and shares memory with them. While it waits, it calls `goes_on`, whose error

@@ -70,8 +70,8 @@ fn come(name: &str, (rank, ranks): (u32, u32)) -> Result<()> {
 fn come_with(name: &str, (rank, ranks): (u32, u32), secret: &str, deadline: Duration) -> Result<()> {
     let (secret, terms) = (Secret::new(Some(secret), ""), (TERMS, Instant::now() + deadline));
     let make = || ShmFabric::create(ranks);
-    let Joined { memory, processes } = meet(name, (rank, ranks), &secret, terms, &|| Ok(()), make)?;
-    ShmFabric::join(memory, rank, ranks, &processes).map(drop)
+    let Joined { shared, processes } = meet(name, (rank, ranks), &secret, terms, &|| Ok(()), make)?;
+    ShmFabric::join(shared, rank, ranks, &processes).map(drop)
 }
 
 /// A world that ranks leave to meet fails meanwhile, or rank 0 has no memory: no rank waits for the deadline.

@@ -32,12 +32,15 @@ fn plan(me: u32) -> Plan {
 
 /// Returns all ranks of a world in this process; rank 0 takes `others` for the processes of the other ranks.
 fn world(others: &[Child]) -> Vec<Arc<ShmFabric>> {
-    let memory = ShmFabric::create(RANKS).unwrap();
+    let shared = ShmFabric::create(RANKS).unwrap();
     let unwatched = vec![None; RANKS as usize];
     let watched: Vec<_> = std::iter::once(None).chain(others.iter().map(|child| Some(child.id()))).collect();
     let join = |rank: u32| {
         let pids = if rank == 0 { &watched } else { &unwatched };
-        Arc::new(ShmFabric::join(memory.try_clone().unwrap(), rank, RANKS, pids).unwrap())
+        Arc::new(
+            ShmFabric::join(shared.each_ref().map(|descriptor| descriptor.try_clone().unwrap()), rank, RANKS, pids)
+                .unwrap(),
+        )
     };
     (0..RANKS).map(join).collect()
 }

@@ -2,12 +2,13 @@
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::message::Location;
 use super::registration::Registered;
-use crate::fabric::{Access, At, Atomic, Change, Completion, Region, Window};
+use crate::fabric::bell::ring;
+use crate::fabric::{Access, At, Atomic, Change, Completion, Endpoint, Region, Window};
 use crate::sync;
 
 /// A region that an endpoint can name.
@@ -53,6 +54,8 @@ pub(super) struct Channel<M> {
     pub(super) closed: u32,
     /// The first operation that failed because a peer had left, and that peer.
     pub(super) broken: Option<(&'static str, u32)>,
+    /// What owns the memory of this rank's regions, where ranks of its host share it.
+    owner: Option<Box<dyn Endpoint>>,
     wait: Wait,
 }
 
@@ -73,6 +76,7 @@ impl<M> Default for Channel<M> {
             is_open: false,
             closed: 0,
             broken: None,
+            owner: None,
             wait: Wait::default(),
         }
     }
@@ -132,6 +136,13 @@ impl<M: Registered> Channel<M> {
         Some(atomic.apply(self.cell(location)?))
     }
 
+    /// Frees the memory of this rank's regions.
+    pub(super) fn free(&mut self) {
+        // A registration ends before its memory.
+        self.entries = Vec::new();
+        self.owner = None;
+    }
+
     pub(super) fn complete(&mut self, token: u64, value: u64) {
         if self.is_open && self.broken.is_none() {
             self.completions.push_back(Completion { token, value });
@@ -143,6 +154,11 @@ impl<M: Registered> Channel<M> {
     pub(super) fn break_off(&mut self, operation: &'static str, peer: u32) {
         self.broken.get_or_insert((operation, peer));
         self.wake();
+    }
+
+    /// Keeps the owner of the regions' memory until they are freed.
+    pub(super) fn keep(&mut self, owner: Box<dyn Endpoint>) {
+        self.owner = Some(owner);
     }
 
     pub(super) fn announce(&mut self, announced: bool) {
@@ -176,14 +192,4 @@ impl<M: Registered> Channel<M> {
             ring(&*bell);
         }
     }
-}
-
-/// Wakes the thread that polls a bell. The write can only fail if the bell rings already.
-pub(super) fn ring(bell: impl AsFd) {
-    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
-}
-
-/// Silences a bell.
-pub(super) fn clear_bell(bell: impl AsFd) {
-    let _ = rustix::io::read(bell, &mut [0; 8]);
 }

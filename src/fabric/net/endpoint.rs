@@ -5,14 +5,15 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::channel::ring;
 use super::registration::{Purpose, Registered};
 use super::shared::{BACK_OFF, NetShared};
 use super::wire::Wire;
 use crate::error::Result;
+use crate::fabric::bell::ring;
 use crate::fabric::memory::check_memory;
 use crate::fabric::{
-    Access, At, Atomic, Completion, Endpoint, Interest, Key, Posted, Region, Signal, Sleeper, Waker, Window,
+    Access, At, Atomic, Completion, Endpoint, Interest, Key, NetworkEndpoint, Posted, Region, Signal, Sleeper, Waker,
+    Window,
 };
 
 #[derive(Debug)]
@@ -109,6 +110,18 @@ impl<W: Wire> Endpoint for NetEndpoint<W> {
 
     fn wake(&mut self, _most: u32, _interest: Interest) -> u32 {
         0
+    }
+}
+
+impl<W: Wire> NetworkEndpoint for NetEndpoint<W> {
+    fn register_window(&mut self, window: Window, access: Access) -> Result<Region> {
+        let registrar = self.shared.lock().link.wire.registrar().clone();
+        let (bytes, made) = (window.len(), W::register(&registrar, window, access));
+        self.shared.lock().registered(self.channel, bytes, made)
+    }
+
+    fn close_before(self: Box<Self>, owner: Box<dyn Endpoint>) {
+        self.shared.lock().channel(self.channel).keep(owner);
     }
 }
 

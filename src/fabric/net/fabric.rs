@@ -20,7 +20,8 @@ use crate::fabric::failure::Failure;
 use crate::fabric::turns::Turns;
 use crate::fabric::watch::{HEARTBEAT, Watch};
 use crate::fabric::{
-    Attendant, Endpoint, Fabric, MOST_EXCHANGED, NetworkFabric, RawAccess, Reached, Sleeper, Traffic, sealed,
+    Attendant, Endpoint, Fabric, MOST_EXCHANGED, NetworkEndpoint, NetworkFabric, RawAccess, Reached, Sleeper, Traffic,
+    sealed,
 };
 use crate::fault::Fault;
 use crate::interrupt;
@@ -196,6 +197,15 @@ impl<W: Wire> NetFabric<W> {
         &self.shared
     }
 
+    fn open_channel(&self) -> Result<NetEndpoint<W>> {
+        let channel = self.opened.fetch_add(1, Ordering::Relaxed) + 1;
+        let Ok(channel) = u16::try_from(channel) else {
+            let problem = Misuse::Exhausted("a world can make 65535 collectives in its life; keep and reuse them");
+            return Err(Error::Usage { rank: self.shared.rank(), operation: "open", problem });
+        };
+        NetEndpoint::new(self.shared.clone(), channel)
+    }
+
     /// Ends the helper thread.
     fn stop(&self) {
         self.shared.stop();
@@ -308,12 +318,7 @@ impl<T: OverWire> Fabric for T {
     }
 
     fn open(&self, _: RawAccess) -> Result<Box<dyn Endpoint>> {
-        let channel = self.world().opened.fetch_add(1, Ordering::Relaxed) + 1;
-        let Ok(channel) = u16::try_from(channel) else {
-            let problem = Misuse::Exhausted("a world can make 65535 collectives in its life; keep and reuse them");
-            return Err(Error::Usage { rank: self.rank(), operation: "open", problem });
-        };
-        Ok(Box::new(NetEndpoint::new(self.world().shared.clone(), channel)?))
+        Ok(Box::new(self.world().open_channel()?))
     }
 
     fn sleeper(&self) -> Option<Box<dyn Sleeper>> {
@@ -386,6 +391,14 @@ impl<T: OverWire> Fabric for T {
 impl<T: OverWire> NetworkFabric for T {
     fn attend(&self, attendant: Attendant) {
         self.world().shared.attend(attendant);
+    }
+
+    fn open_for_host(&self) -> Result<Box<dyn NetworkEndpoint>> {
+        Ok(Box::new(self.world().open_channel()?))
+    }
+
+    fn hear(&self, bell: OwnedFd) {
+        self.world().shared.hear(bell);
     }
 
     fn failure(&self) -> Option<Failure> {

@@ -12,14 +12,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::channel::{clear_bell, ring};
 use super::engine::NetEngine;
 use super::suspects::{Evidence, STEP};
 use super::wire::{Watched, Wire};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::fabric::Attendant;
+use crate::fabric::bell;
 use crate::fabric::watch::{HEARTBEAT, Watch};
 
 /// The shortest and longest sleep of the helper thread while callers are active: each check takes a core from another
@@ -54,6 +54,8 @@ pub(in crate::internals::fabric) struct NetShared<W: Wire> {
     bell: OwnedFd,
     /// The bell of a thread that sleeps for several channels.
     sleeper_bell: Arc<OwnedFd>,
+    /// The bell that other processes of this host ring for any wait of this rank, if they can.
+    host_bell: OnceLock<OwnedFd>,
     watch: Watch,
     /// The number of silent beats after which a peer counts as dead.
     silence: u32,
@@ -67,10 +69,6 @@ impl<W: Wire> fmt::Debug for NetShared<W> {
     }
 }
 
-fn bell(rank: u32) -> Result<OwnedFd> {
-    eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(|cause| Error::os(rank, "make a bell", cause))
-}
-
 impl<W: Wire> NetShared<W> {
     pub(super) fn new(
         engine: NetEngine<W>,
@@ -80,8 +78,9 @@ impl<W: Wire> NetShared<W> {
     ) -> Result<Arc<Self>> {
         Ok(Arc::new(NetShared {
             rank: engine.rank,
-            bell: bell(engine.rank)?,
-            sleeper_bell: Arc::new(bell(engine.rank)?),
+            bell: bell::make(engine.rank)?,
+            sleeper_bell: Arc::new(bell::make(engine.rank)?),
+            host_bell: OnceLock::new(),
             polls_memory: engine.link.polls_memory(),
             engine: Mutex::new(engine),
             failed,
@@ -111,7 +110,7 @@ impl<W: Wire> NetShared<W> {
     }
 
     pub(super) fn new_bell(&self) -> Result<Arc<OwnedFd>> {
-        bell(self.rank).map(Arc::new)
+        bell::make(self.rank).map(Arc::new)
     }
 
     pub(super) fn sleeper_bell(&self) -> &Arc<OwnedFd> {
@@ -142,22 +141,44 @@ impl<W: Wire> NetShared<W> {
         self.health(operation)
     }
 
-    /// Sleeps until the network or the bell wakes the thread. Returns whether the bell did.
-    fn sleep(&self, bell: BorrowedFd<'_>, network: Option<&[Watched]>, at_most: Duration) -> bool {
+    /// Ends the waits of this rank from now on when another process of its host rings this bell.
+    pub(super) fn hear(&self, bell: OwnedFd) {
+        let _ = self.host_bell.set(bell);
+    }
+
+    /// As [`NetShared::sleep`], in a wait, which the bell of the host ends, too. Which wait that bell means is not known,
+    /// so it ends all. Returns whether a bell rang.
+    fn sleep_in_wait(&self, bell: &Arc<OwnedFd>, network: Option<&[Watched]>, at_most: Duration) -> bool {
+        let host_bell = self.host_bell.get().map(AsFd::as_fd);
+        let [rang, of_host] = self.sleep(&[Some(bell.as_fd()), host_bell], network, at_most);
+        if of_host {
+            self.lock().end_waits(bell);
+        }
+        rang || of_host
+    }
+
+    /// Sleeps until the network or one of the bells wakes the thread. Returns which bells did.
+    fn sleep<const BELLS: usize>(
+        &self,
+        bells: &[Option<BorrowedFd<'_>>; BELLS],
+        network: Option<&[Watched]>,
+        at_most: Duration,
+    ) -> [bool; BELLS] {
         let at_most = if network.is_some_and(<[_]>::is_empty) { at_most.min(BACK_OFF) } else { at_most };
         let timeout = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: i64::from(at_most.subsec_nanos()) };
-        let mut polled = vec![PollFd::from_borrowed_fd(bell, PollFlags::IN)];
+        let mut polled: Vec<_> =
+            bells.iter().flatten().map(|&bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)).collect();
         let watched = network.into_iter().flatten();
         polled.extend(watched.map(|Watched { descriptor, events }| {
             PollFd::new(descriptor, PollFlags::from_bits_retain(events.cast_unsigned()))
         }));
         // An interrupted sleep needs no handling: the sleeper checks its condition again.
         let _ = poll(&mut polled, Some(&timeout));
-        let rang = !polled[0].revents().is_empty();
-        if rang {
-            clear_bell(bell);
-        }
-        rang
+        let mut polled = polled.iter();
+        bells.map(|bell| {
+            let rang = bell.filter(|_| polled.next().is_some_and(|polled| !polled.revents().is_empty()));
+            rang.inspect(|bell| bell::silence(bell)).is_some()
+        })
     }
 
     /// Makes progress until the wait of a channel is over.
@@ -175,7 +196,7 @@ impl<W: Wire> NetShared<W> {
             engine.channel(channel).sleeps_on(Some(bell.clone()));
             drop(engine);
             if let Some(network) = may_sleep {
-                self.sleep(bell.as_fd(), Some(&network), self.before_a_poll(sleep));
+                self.sleep_in_wait(bell, Some(&network), self.before_a_poll(sleep));
             }
             let mut engine = self.lock();
             engine.channel(channel).sleeps_on(None);
@@ -214,7 +235,7 @@ impl<W: Wire> NetShared<W> {
             let may_sleep = engine.link.wire.may_sleep();
             drop(engine);
             let at_most = if may_sleep.is_some() { self.before_a_poll(sleep) } else { Duration::ZERO };
-            rang = self.sleep(self.sleeper_bell.as_fd(), may_sleep.as_deref(), at_most);
+            rang = self.sleep_in_wait(&self.sleeper_bell, may_sleep.as_deref(), at_most);
             if self.polls_memory {
                 self.end_delegated_waits();
                 rang = true;
@@ -265,7 +286,7 @@ impl<W: Wire> NetShared<W> {
 
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
-        ring(&self.bell);
+        bell::ring(&self.bell);
     }
 
     /// Lets the helper thread call this from now on.
@@ -302,7 +323,7 @@ impl<W: Wire> NetShared<W> {
             let visits = self.visits.load(Ordering::Relaxed);
             if visits != seen || self.sleepers.load(Ordering::Relaxed) > 0 {
                 seen = visits;
-                self.sleep(self.bell.as_fd(), None, pause);
+                self.sleep(&[Some(self.bell.as_fd())], None, pause);
                 let mut engine = self.lock();
                 engine.ack_if_due();
                 engine.check_suspects();
@@ -322,7 +343,7 @@ impl<W: Wire> NetShared<W> {
             let at_most = if engine.life.has_suspects() { at_most.min(STEP) } else { at_most };
             drop(engine);
             if let Some(network) = may_sleep {
-                self.sleep(self.bell.as_fd(), Some(&network), at_most);
+                self.sleep(&[Some(self.bell.as_fd())], Some(&network), at_most);
             }
         }
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::registration::{Failed, Purpose, Registered};
 use super::secret::JobSecret;
 use crate::error::Ranks;
-use crate::fabric::Atomic;
+use crate::fabric::{Access, Atomic, Window};
 use crate::time::Deadline;
 
 /// A range of this rank's registered memory.
@@ -152,6 +152,13 @@ pub(in crate::internals::fabric) trait Wire: Debug + Send + Sized + 'static {
         registrar: &Self::Registrar,
         bytes: usize,
         purpose: Purpose,
+    ) -> Result<Self::Memory, Failed<Self::Error>>;
+
+    /// Registers memory that is there already, for one-sided operations.
+    fn register(
+        registrar: &Self::Registrar,
+        window: Window,
+        access: Access,
     ) -> Result<Self::Memory, Failed<Self::Error>>;
 
     /// Adds the next rank, by its address. All ranks are added, including this one, before any operation names one.

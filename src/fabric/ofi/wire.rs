@@ -22,6 +22,7 @@ use crate::error::Ranks;
 use crate::fabric::net::{
     Atomicity, CellChange, Ends, Local, Posted, Purpose, QueueEntry, Registered as _, Remote, Telling, Watched, Wire,
 };
+use crate::fabric::{Access, Window};
 use crate::time::Deadline;
 
 /// Memory that libfabric may use for an operation until it completes (`FI_CONTEXT2`).
@@ -185,6 +186,11 @@ impl Wire for OfiWire {
 
     fn allocate(registrar: &Registrar, bytes: usize, purpose: Purpose) -> Result<Registered, Failed> {
         registrar.allocate(bytes, purpose)
+    }
+
+    fn register(registrar: &Registrar, window: Window, access: Access) -> Result<Registered, Failed> {
+        let all = 0..window.len();
+        registrar.register(&window, all, Purpose::Operations(access), None)
     }
 
     fn insert(&mut self, address: &[u8]) -> Result<(), Code> {

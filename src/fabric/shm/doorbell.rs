@@ -1,7 +1,9 @@
 //! Sleeps until another rank rings, without losing a ring.
 
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use crate::fabric::bell;
 use crate::sync::{AtomicU32, Ordering, full_fence};
 
 /// The bit of an announcement that was delegated to the rank's sleeper. No interest has it.
@@ -27,6 +29,28 @@ impl Rings {
     /// Sleeps until there are more than `seen` rings, or for `at_most`.
     pub(super) fn sleep(&self, seen: u32, at_most: Duration) {
         wait(&self.0, seen, at_most);
+    }
+}
+
+/// What wakes the thread of a rank that sleeps for several channels.
+#[derive(Clone, Copy)]
+pub(in crate::internals::fabric) struct RankSleeper<'a> {
+    pub(super) rings: &'a Rings,
+    /// Where the rank sleeps on descriptors: for a network, too.
+    pub(super) bell: Option<&'a OwnedFd>,
+}
+
+impl RankSleeper<'_> {
+    /// Counts a ring, and wakes the thread.
+    pub(super) fn ring(self) {
+        self.rings.ring();
+        self.bell.into_iter().for_each(bell::ring);
+    }
+}
+
+impl<'a> From<&'a Rings> for RankSleeper<'a> {
+    fn from(rings: &'a Rings) -> Self {
+        RankSleeper { rings, bell: None }
     }
 }
 
@@ -82,13 +106,13 @@ impl Doorbell {
 
     /// Wakes the thread that waits for `interest` here, or the rank's `sleeper`. The caller has fenced after its
     /// changes, or the sleeper does that for both.
-    pub(super) fn ring(&self, interest: u32, sleeper: &Rings) -> bool {
+    pub(super) fn ring<'a>(&self, interest: u32, sleeper: impl Into<RankSleeper<'a>>) -> bool {
         let mut announced = self.interest.load(Ordering::Relaxed);
         // The announcement may be delegated in between.
         while announced & !DELEGATED == interest {
             match self.interest.compare_exchange(announced, 0, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => {
-                    self.wake(announced, sleeper);
+                    self.wake(announced, sleeper.into());
                     return true;
                 }
                 Err(found) => announced = found,
@@ -98,16 +122,16 @@ impl Doorbell {
     }
 
     /// As [`Doorbell::ring`], whatever the thread waits for.
-    pub(super) fn ring_always(&self, sleeper: &Rings) {
+    pub(super) fn ring_always<'a>(&self, sleeper: impl Into<RankSleeper<'a>>) {
         if self.interest.load(Ordering::Relaxed) != 0 {
             match self.interest.swap(0, Ordering::AcqRel) {
                 0 => {}
-                taken => self.wake(taken, sleeper),
+                taken => self.wake(taken, sleeper.into()),
             }
         }
     }
 
-    fn wake(&self, taken: u32, sleeper: &Rings) {
+    fn wake(&self, taken: u32, sleeper: RankSleeper<'_>) {
         if taken & DELEGATED == 0 { self.rung.ring() } else { sleeper.ring() }
     }
 }
@@ -115,7 +139,7 @@ impl Doorbell {
 /// Wakes the threads that wait for `interest` at these bells, each with its rank's sleeper: all, or at most `most` of
 /// them. Returns how many were woken.
 pub(in crate::internals::fabric) fn ring_all<'a>(
-    bells: impl Iterator<Item = (&'a Doorbell, &'a Rings)>,
+    bells: impl Iterator<Item = (&'a Doorbell, impl Into<RankSleeper<'a>>)>,
     most: u32,
     interest: u32,
 ) -> u32 {
@@ -127,13 +151,13 @@ pub(in crate::internals::fabric) fn ring_all<'a>(
 
 /// As [`ring_all`], where sleepers fence for the rank that rings, between their announcement and their last poll.
 pub(in crate::internals::fabric) fn ring_fenced<'a>(
-    bells: impl Iterator<Item = (&'a Doorbell, &'a Rings)>,
+    bells: impl Iterator<Item = (&'a Doorbell, impl Into<RankSleeper<'a>>)>,
     most: u32,
     interest: u32,
 ) -> u32 {
     // A fence of the sleeper acts between these instructions, so the compiler must not exchange them.
     std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
-    bells.filter(|(bell, sleeper)| bell.ring(interest, sleeper)).take(most as usize).count() as u32
+    bells.filter_map(|(bell, sleeper)| bell.ring(interest, sleeper).then_some(())).take(most as usize).count() as u32
 }
 
 /// Sleeps while the cell holds `expect`, at most for `at_most`.

@@ -113,7 +113,7 @@ fn no_delegated_ring_is_lost() {
 
 #[test]
 fn no_general_delegated_ring_is_lost() {
-    ends_sleeps(1, None, Doorbell::ring_always);
+    ends_sleeps(1, None, |bell, sleeper| bell.ring_always(sleeper));
 }
 
 #[test]

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use super::bell;
 use super::failure::Failure;
 use super::turns::Turns;
 use super::watch::{ENDED, HEARTBEAT, Watch};
@@ -52,20 +53,20 @@ pub struct ShmFabric {
 }
 
 impl ShmFabric {
-    /// Creates the memory of a new world, for its other ranks.
+    /// Creates what the ranks of a new world share: its memory, and a bell that rank 0 can hear.
     ///
     /// # Errors
     /// The system does not provide the memory.
-    pub(crate) fn create(ranks: u32) -> Result<OwnedFd> {
-        Segment::create(ranks)
+    pub(crate) fn create(ranks: u32) -> Result<[OwnedFd; 2]> {
+        Ok([Segment::create(ranks)?, bell::make(0)?])
     }
 
     /// Joins a world as `rank`. `pids` are the processes of all ranks, `None` for ranks in this process.
     ///
     /// # Errors
     /// The memory is not of such a world, or a peer has died already.
-    pub(crate) fn join(memory: OwnedFd, rank: u32, ranks: u32, pids: &[Option<u32>]) -> Result<Self> {
-        let segment = Arc::new(Segment::open(memory, rank, ranks)?);
+    pub(crate) fn join(shared: [OwnedFd; 2], rank: u32, ranks: u32, pids: &[Option<u32>]) -> Result<Self> {
+        let segment = Arc::new(Segment::open(shared, rank, ranks)?);
         let watch = Watch::new(rank, pids)?;
         // In larger worlds each rank executes its own fences.
         if ranks == 2 && membarrier::register() {
@@ -80,10 +81,23 @@ impl ShmFabric {
     /// # Errors
     /// The system does not provide the memory.
     pub fn in_this_process(ranks: u32) -> Result<Vec<ShmFabric>> {
-        let memory = Self::create(ranks)?;
+        let shared = Self::create(ranks)?;
         let here = vec![None; ranks as usize];
-        let copy = || memory.try_clone().map_err(|cause| Error::os(0, "share memory", cause));
+        let copy = || {
+            let [memory, bell] = &shared;
+            let copies = memory.try_clone().and_then(|memory| Ok([memory, bell.try_clone()?]));
+            copies.map_err(|cause| Error::os(0, "share memory", cause))
+        };
         (0..ranks).map(|rank| Self::join(copy()?, rank, ranks, &here)).collect()
+    }
+
+    /// Returns a bell that the other ranks ring from now on when they end a delegated wait of this one, which is rank 0.
+    ///
+    /// # Errors
+    /// This process has no descriptor left.
+    pub(super) fn bell(&self) -> Result<OwnedFd> {
+        debug_assert_eq!(self.rank, 0, "the bell is that of rank 0");
+        self.segment.hear_bell().map_err(|cause| Error::os(self.rank, "share a bell", cause))
     }
 
     /// Returns why the world has failed, if it has.
@@ -104,7 +118,7 @@ impl ShmFabric {
         }
     }
 
-    fn bell(&self) -> &Doorbell {
+    fn doorbell(&self) -> &Doorbell {
         self.segment.doorbell(0, self.rank)
     }
 
@@ -170,13 +184,13 @@ impl Fabric for ShmFabric {
                 (0..self.ranks()).for_each(|rank| _ = ring(rank));
             }
             loop {
-                self.bell().announce(1);
+                self.doorbell().announce(1);
                 let missing = self.not_posted(turn);
                 if missing.is_empty() {
-                    self.bell().withdraw();
+                    self.doorbell().withdraw();
                     break;
                 }
-                self.bell().sleep(HEARTBEAT.min(deadline.saturating_duration_since(Instant::now())));
+                self.doorbell().sleep(HEARTBEAT.min(deadline.saturating_duration_since(Instant::now())));
                 let missing = self.not_posted(turn);
                 if missing.is_empty() {
                     // A rank that posted and then died has still given its bytes.

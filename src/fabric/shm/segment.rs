@@ -12,7 +12,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::super::{Window, failure::Failure, memory::check_memory};
 use super::channels::Channels;
-use super::doorbell::{Doorbell, Rings};
+use super::doorbell::{Doorbell, RankSleeper, Rings};
 use super::failure::FailureCell;
 use super::mailbox::Mailbox;
 use super::ranges::{Ranges, User};
@@ -50,6 +50,8 @@ struct RankHead {
     left: AtomicU32,
     /// Whether a memory barrier of another process reaches this rank's process.
     fenced: AtomicU32,
+    /// Whether the rank hears the bell. That of others stays 0.
+    hears_bell: AtomicU32,
     /// The rings for the thread that sleeps for several channels.
     sleeper: Rings,
     mailboxes: [Mailbox; 2],
@@ -59,6 +61,7 @@ struct RankHead {
 #[derive(Debug)]
 pub(super) struct Segment {
     file: OwnedFd,
+    bell: OwnedFd,
     map: MmapRaw,
     /// The size of the file in bytes.
     size: u64,
@@ -93,6 +96,25 @@ fn file_size(limit: Option<u64>, ranks: u32) -> Result<u64> {
     ))
 }
 
+/// Returns the size of a file in bytes.
+fn size_of_file(file: &OwnedFd) -> u64 {
+    fstat(file).map_or(0, |stat| stat.st_size as u64)
+}
+
+/// Maps the beginning of the file of a world of `ranks`.
+fn map_head(file: &OwnedFd, rank: u32, ranks: u32) -> Result<MmapRaw> {
+    if !(head_bytes(ranks) as u64..=FILE).contains(&size_of_file(file)) {
+        return Err(Error::join(rank, "the memory that was handed over has the wrong size"));
+    }
+    let map = MmapOptions::new().len(head_bytes(ranks)).map_raw(file);
+    map.map_err(|cause| Error::os(rank, "map shared memory", cause))
+}
+
+fn head_of(map: &MmapRaw) -> &Head {
+    // SAFETY: the map begins with a `Head`: page-aligned, and any bits are valid for atomics.
+    unsafe { &*map.as_ptr().cast() }
+}
+
 impl Segment {
     pub(super) fn create(ranks: u32) -> Result<OwnedFd> {
         // Beyond the limit the kernel would not refuse but kill the process (SIGXFSZ). It checks the limit where a file
@@ -108,33 +130,24 @@ impl Segment {
         // A rank that made the file shorter would kill all others by SIGBUS.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         fcntl_add_seals(&file, seals).map_err(os("seal shared memory"))?;
-        let first = Segment::map(file.try_clone().map_err(|cause| Error::os(0, "share memory", cause))?, 0, ranks)?;
-        let head = first.head();
+        let map = map_head(&file, 0, ranks)?;
+        let head = head_of(&map);
         head.free.store(head_bytes(ranks).next_multiple_of(PAGE) as u64, Ordering::Relaxed);
         head.ranks.store(u64::from(ranks), Ordering::Relaxed);
         head.magic.store(MAGIC, Ordering::Release);
         Ok(file)
     }
 
-    pub(super) fn open(file: OwnedFd, rank: u32, ranks: u32) -> Result<Self> {
-        let segment = Segment::map(file, rank, ranks)?;
-        let head = segment.head();
+    pub(super) fn open([file, bell]: [OwnedFd; 2], rank: u32, ranks: u32) -> Result<Self> {
+        let map = map_head(&file, rank, ranks)?;
+        let size = size_of_file(&file);
+        let head = head_of(&map);
         let found = (head.magic.load(Ordering::Acquire), head.ranks.load(Ordering::Relaxed));
         if found == (MAGIC, u64::from(ranks)) {
-            Ok(segment)
+            Ok(Segment { file, bell, map, size, rank, ranks, ranges: Mutex::default() })
         } else {
             Err(Error::join(rank, "the memory that was handed over is not this world's"))
         }
-    }
-
-    fn map(file: OwnedFd, rank: u32, ranks: u32) -> Result<Self> {
-        let size = fstat(&file).map_or(0, |stat| stat.st_size as u64);
-        if !(head_bytes(ranks) as u64..=FILE).contains(&size) {
-            return Err(Error::join(rank, "the memory that was handed over has the wrong size"));
-        }
-        let map = MmapOptions::new().len(head_bytes(ranks)).map_raw(&file);
-        let map = map.map_err(|cause| Error::os(rank, "map shared memory", cause))?;
-        Ok(Segment { file, map, size, rank, ranks, ranges: Mutex::default() })
     }
 
     pub(super) fn ranks(&self) -> u32 {
@@ -142,8 +155,7 @@ impl Segment {
     }
 
     fn head(&self) -> &Head {
-        // SAFETY: the map begins with a `Head`: page-aligned, and any bits are valid for atomics.
-        unsafe { &*self.map.as_ptr().cast() }
+        head_of(&self.map)
     }
 
     fn rank_head(&self, rank: u32) -> &RankHead {
@@ -157,9 +169,19 @@ impl Segment {
         &self.rank_head(rank).mailboxes[(turn % 2) as usize]
     }
 
-    /// Returns the rings of a rank's sleeper.
-    pub(super) fn sleeper(&self, rank: u32) -> &Rings {
-        &self.rank_head(rank).sleeper
+    /// Returns what wakes a rank's sleeper.
+    pub(super) fn sleeper(&self, rank: u32) -> RankSleeper<'_> {
+        let RankHead { sleeper, hears_bell, .. } = self.rank_head(rank);
+        // Acquire: pairs with `hear_bell`, which comes before the rank delegates its first wait.
+        let hears = hears_bell.load(Ordering::Acquire) != 0;
+        RankSleeper { rings: sleeper, bell: hears.then_some(&self.bell) }
+    }
+
+    /// Returns the bell. From now on it rings when the sleep of rank 0, which this is, ends.
+    pub(super) fn hear_bell(&self) -> std::io::Result<OwnedFd> {
+        let bell = self.bell.try_clone()?;
+        self.rank_head(0).hears_bell.store(1, Ordering::Release);
+        Ok(bell)
     }
 
     pub(super) fn doorbell(&self, channel: u32, rank: u32) -> &Doorbell {
@@ -303,6 +325,7 @@ impl Segment {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::fabric::bell;
 
     #[test]
     fn the_file_keeps_within_the_limit_of_files() {
@@ -334,7 +357,7 @@ mod tests {
     fn a_small_file_is_used_to_its_end() {
         let size = head_bytes(1).next_multiple_of(PAGE) as u64 + (1 << 20);
         let file = Segment::of_size(size, 1).unwrap();
-        let segment = Segment::open(file, 0, 1).unwrap();
+        let segment = Segment::open([file, bell::make(0).unwrap()], 0, 1).unwrap();
         for _ in 0..2 {
             let told = segment.allocate((1 << 20) + 1).unwrap_err().to_string();
             let expected =

@@ -25,11 +25,11 @@ impl ShmSleeper {
 
 impl Sleeper for ShmSleeper {
     fn prepare(&mut self) {
-        self.seen = self.segment.sleeper(self.rank).count();
+        self.seen = self.segment.sleeper(self.rank).rings.count();
     }
 
     fn sleep(&mut self, at_most: Duration) {
-        self.segment.sleeper(self.rank).sleep(self.seen, at_most);
+        self.segment.sleeper(self.rank).rings.sleep(self.seen, at_most);
     }
 
     fn waker(&self) -> Waker {

@@ -71,14 +71,27 @@ impl Registrar {
         &self.domain
     }
 
+    /// Returns the other rail by which memory for a purpose is reached, if there is one. Messages go by the first rail only.
+    fn second(&self, purpose: Purpose) -> Option<&Arc<Domain>> {
+        self.second.as_ref().filter(|_| purpose != Purpose::Messages)
+    }
+
+    /// Checks that the kernel would lock this memory, of which it counts each registration.
+    fn check(&self, bytes: usize, purpose: Purpose) -> Result<(), Failed> {
+        let need = bytes as u64 * (1 + u64::from(self.second(purpose).is_some()));
+        LockedMemory::now().check(self.rank, REGISTER, need).map_err(Failed::System)
+    }
+
     /// Allocates zeroed memory of whole pages, for a purpose.
     pub(super) fn allocate(&self, bytes: usize, purpose: Purpose) -> Result<Registered, Failed> {
-        // Messages go by the first rail only.
-        let second = self.second.as_ref().filter(|_| purpose != Purpose::Messages);
-        // Before the memory is taken: the kernel would refuse to lock it. It counts each registration.
-        let need = bytes as u64 * (1 + u64::from(second.is_some()));
-        LockedMemory::now().check(self.rank, REGISTER, need).map_err(Failed::System)?;
-        let window = allocate(self.rank, bytes).map_err(Failed::System)?;
+        // Before the memory is taken.
+        self.check(bytes, purpose)?;
+        self.register(allocate(self.rank, bytes).map_err(Failed::System)?, purpose)
+    }
+
+    /// Registers the memory of a window, for a purpose.
+    pub(super) fn register(&self, window: Window, purpose: Purpose) -> Result<Registered, Failed> {
+        self.check(window.len(), purpose)?;
         let base = window.bytes(0, window.len());
         let register = |domain: &Arc<Domain>, flags: u32| {
             // SAFETY: the `Registered` keeps the window, and so the memory, for longer than the
@@ -88,7 +101,8 @@ impl Registrar {
         };
         let flags = purpose.access_flags();
         let memory = register(&self.domain, flags)?;
-        let second = second.map(|domain| register(domain, flags & !IBV_ACCESS_REMOTE_ATOMIC)).transpose()?;
+        let second =
+            self.second(purpose).map(|domain| register(domain, flags & !IBV_ACCESS_REMOTE_ATOMIC)).transpose()?;
         Ok(Registered { memory, second, window, access: purpose.access() })
     }
 

@@ -17,10 +17,10 @@ use super::registration::{self, Failed, REMOTE_ACCESS, REMOTE_ACCESS_TO_SECOND, 
 use super::settings::Depths;
 use super::work::WorkRequest;
 use crate::error::Ranks;
-use crate::fabric::Atomic;
 use crate::fabric::net::{
     Atomicity, CellChange, Ends, JobSecret, Local, Posted, Purpose, QueueEntry, Remote, Trouble, Watched, Wire,
 };
+use crate::fabric::{Access, Atomic, Window};
 
 /// How long a rank that ends waits for its last messages to arrive.
 const LAST_MESSAGES: Duration = Duration::from_millis(100);
@@ -258,6 +258,10 @@ impl Wire for VerbsWire {
 
     fn allocate(registrar: &Registrar, bytes: usize, purpose: Purpose) -> Result<Registered, Failed> {
         registrar.allocate(bytes, purpose)
+    }
+
+    fn register(registrar: &Registrar, window: Window, access: Access) -> Result<Registered, Failed> {
+        registrar.register(window, Purpose::Operations(access))
     }
 
     fn insert(&mut self, address: &[u8]) -> Result<(), Code> {

@@ -253,7 +253,7 @@ impl<W: Wire> NetEngine<W> {
             return;
         }
         if !self.transfers.iter().any(|transfer| transfer.channel == channel && transfer.parts > 0) {
-            self.channel(channel).entries = Vec::new();
+            self.channel(channel).free();
         }
     }
 

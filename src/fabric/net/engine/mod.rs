@@ -328,6 +328,16 @@ impl<W: Wire> NetEngine<W> {
         self.channels.iter_mut().filter(|channel| channel.is_asleep_on(bell)).for_each(Channel::end_wait);
     }
 
+    /// Ends all waits. The thread that sleeps on `bell` is awake.
+    pub(super) fn end_waits(&mut self, bell: &Arc<OwnedFd>) {
+        for channel in &mut self.channels {
+            match channel.is_asleep_on(bell) {
+                true => channel.end_wait(),
+                false => channel.wake(),
+            }
+        }
+    }
+
     /// Adds a registration, or returns its error. The caller registers without the engine's lock, because that may take
     /// long.
     pub(super) fn registered(
