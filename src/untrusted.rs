@@ -55,7 +55,7 @@ fn wire(bytes: &[u8]) {
             assert_eq!(encode_pids(&pids.into_iter().flatten().collect::<Vec<_>>()), bytes);
         }
     }
-    let _ = decode_keys(bytes);
+    let _ = (decode_keys(bytes, false), decode_keys(bytes, true));
     if let Some((message, data)) = Message::decode(bytes) {
         assert!(data.len() == message.len as usize);
         let again = [&message.encode()[..], data].concat();

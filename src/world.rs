@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod collectives;
+pub(crate) mod endpoints;
 mod joining;
 mod meet;
 mod messages;
@@ -21,6 +22,7 @@ use std::time::{Duration, Instant};
 use earlybird_ffi::fork;
 use parking_lot::Mutex;
 
+use self::endpoints::KINDS_OF_ENDPOINTS;
 use crate::bootstrap::identity::Identity;
 use crate::config::{Config, FabricChoice};
 use crate::error::{Error, Misuse, Result};
@@ -81,7 +83,7 @@ struct Inner {
     trace: Option<Arc<Trace>>,
     /// The helper thread, which works for collectives while their owners do not. The first collective that wants it
     /// starts it.
-    helper: Mutex<Option<Arc<Helper>>>,
+    helpers: [Mutex<Option<Arc<Helper>>>; KINDS_OF_ENDPOINTS],
 }
 
 impl World {
@@ -190,7 +192,7 @@ impl World {
     ) -> World {
         let is_oversubscribed = is_oversubscribed(&Cores::own(), cores);
         let cores = parallelism() as u32;
-        let (collectives, helper) = (AtomicU32::new(0), Mutex::new(None));
+        let (collectives, helpers) = (AtomicU32::new(0), Default::default());
         let (boards, symmetric, mail) = (Mutex::new(None), AtomicU64::new(0), Mutex::new(None));
         let copies = Default::default();
         let generation = fork::generation();
@@ -211,7 +213,7 @@ impl World {
             symmetric,
             mail,
             trace,
-            helper,
+            helpers,
         };
         World { inner: Arc::new(inner) }
     }
@@ -389,20 +391,6 @@ impl World {
         Spin::new(self.parameters().spin(self.is_oversubscribed()), self.is_oversubscribed())
     }
 
-    /// Returns the helper thread; the first call starts it.
-    ///
-    /// # Errors
-    /// The thread cannot be started.
-    pub(crate) fn helper(&self) -> Result<Arc<Helper>> {
-        let mut helper = self.inner.helper.lock();
-        if let Some(helper) = &*helper {
-            return Ok(helper.clone());
-        }
-        let started = Arc::new(Helper::start(self.fabric().clone(), self.spin())?);
-        *helper = Some(started.clone());
-        Ok(started)
-    }
-
     /// Returns whether another rank of this machine may need the core that this one runs on.
     pub(crate) fn is_oversubscribed(&self) -> bool {
         self.inner.is_oversubscribed
@@ -449,7 +437,11 @@ fn neighbours_cores(fabric: &dyn Fabric, until: Instant) -> Result<Vec<Cores>> {
 impl Drop for Inner {
     fn drop(&mut self) {
         // The last handle is dropped, and no collective holds one: this process leaves in good order.
-        drop((self.helper.get_mut().take(), self.boards.get_mut().take(), self.mail.get_mut().take()));
+        drop((
+            self.helpers.each_mut().map(|helper| helper.get_mut().take()),
+            self.boards.get_mut().take(),
+            self.mail.get_mut().take(),
+        ));
         if !std::thread::panicking() {
             self.fabric.leave();
         }

@@ -4,15 +4,14 @@
 
 mod common;
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::folder::Folder;
 use common::stress::Run;
 use common::tier::{by_tier, is_deep};
 use common::worlds::ways;
 use common::{Job, Way, role, said};
-use earlybird::{Config, Executor, Fire, Grace, Mover, World};
+use earlybird::{Config, Executor, Fire, Mover, World};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -22,8 +21,8 @@ fn rank() {
     match role().as_deref() {
         Some(role) if role.starts_with("bits ") => bits(role),
         Some(role) if role.starts_with("chooses ") => choose(role),
-        Some("busy") => stay_away(),
-        Some("orders") => wait_in_different_orders(),
+        Some("busy") => common::relaying::stay_away(),
+        Some("orders") => common::relaying::wait_in_different_orders(),
         Some(role) if role.split(' ').count() == 4 => common::faults::rank(),
         _ => common::stress::play(),
     }
@@ -186,41 +185,6 @@ fn nothing_is_lost() {
     }
 }
 
-/// Rank 0 computes while the others make their rounds.
-fn stay_away() {
-    const ROUNDS: u64 = 40;
-    let world = World::with(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
-    let sum = world.allreduce::<u64>(&[100]).fire(Fire::SOLO).grace(Grace::NONE).depth(64).mover(Mover::Tree);
-    let mut sum = sum.build().unwrap();
-    assert_eq!(sum.executor(), Executor::Thread, "a rank that computes would hold up all that it relays");
-    world.barrier(DEADLINE).unwrap();
-    let mut newest = 0;
-    if world.rank() > 0 {
-        let until = Instant::now() + DEADLINE;
-        while newest < ROUNDS {
-            sum.contribution().unwrap().fill(1);
-            sum.arrive().unwrap();
-            newest = sum.wait(DEADLINE).unwrap().newest().round();
-            assert!(Instant::now() < until, "{newest} rounds");
-        }
-    } else {
-        // It makes no call until the others have their rounds.
-        thread::sleep(Duration::from_millis(200));
-        world.barrier(DEADLINE).unwrap();
-        sum.contribution().unwrap().fill(1);
-        sum.arrive().unwrap();
-        let outcomes = sum.wait(DEADLINE).unwrap();
-        println!("\nFIRST {}", outcomes.len());
-        for outcome in outcomes {
-            assert!(outcome.data().iter().all(|&x| x == outcome.cut().contributions().count() as u64));
-        }
-    }
-    if world.rank() > 0 {
-        world.barrier(DEADLINE).unwrap();
-    }
-    sum.finish(DEADLINE).unwrap();
-}
-
 /// The helper thread of a rank that computes relays for the others, and the rank finds all that it missed.
 #[test]
 fn a_rank_that_computes_holds_up_no_other() {
@@ -230,25 +194,6 @@ fn a_rank_that_computes_holds_up_no_other() {
         let first: u64 = said(&ends[0].1, "FIRST")[0].parse().unwrap();
         assert!(first >= 40, "{way:?}: it received only {first} rounds at once");
     }
-}
-
-/// Ranks wait for two collectives, one in another order than the next.
-fn wait_in_different_orders() {
-    let world = World::with(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
-    let build = |length: usize| world.allreduce::<u64>(&[length]).mover(Mover::Tree).build().unwrap();
-    let mut sums = [build(10), build(3000)];
-    for round in 1..=30 {
-        for sum in &mut sums {
-            sum.contribution().unwrap().fill(round);
-            sum.arrive().unwrap();
-        }
-        for index in 0..2 {
-            let outcomes = sums[(index + world.rank() as usize) % 2].wait(DEADLINE).unwrap();
-            let expected = round * u64::from(world.size());
-            assert!(outcomes.newest().iter().all(|&x| x == expected), "round {round}");
-        }
-    }
-    sums.iter_mut().for_each(|sum| sum.finish(DEADLINE).unwrap());
 }
 
 #[test]

@@ -33,7 +33,7 @@ use super::regions::{Made, check_answers, decode_run, encode_keys, import_region
 use crate::error::{Error, Misuse, Result};
 use crate::executor::caller::Waiter;
 use crate::executor::runner::Runner;
-use crate::fabric::{HostMemory, RawAccess};
+use crate::fabric::HostMemory;
 use crate::group::Group;
 use crate::offload;
 use crate::random;
@@ -43,6 +43,7 @@ use crate::time::Deadline;
 use crate::trace::Track;
 use crate::trigger::{Request, Start};
 use crate::world::World;
+use crate::world::endpoints::Endpoints;
 use models::Model;
 
 /// The choices for a partial allreduce, from [`World::allreduce`]. All ranks must make the same choices.
@@ -243,8 +244,9 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         alike.map_err(|error| world.with_hosts(error))?;
 
         let mut executor = self.chosen_executor();
-        world.fabric().reach_all(OPERATION, until)?;
-        let mut endpoint = self.or_abort(world.fabric().open(RawAccess::CRATE))?;
+        let endpoints =
+            if plan.agreement == AgreementBy::Relays { world.endpoints_of_relays() } else { Endpoints::OfRanks };
+        let mut endpoint = self.or_abort(world.open(endpoints, OPERATION, until))?;
         let runner = match plan.agreement {
             AgreementBy::Runner => self.offload(&plan, until)?,
             _ => None,
@@ -281,7 +283,7 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         self.write_own_model(&mut memory, places, until)?;
         let track = self.track(number, driver.machine().plan().path_name());
         let engine = Engine::new(driver).with_following(following).traced_by(track.as_ref());
-        let raw = self.raw(engine, memory, executor, (tape, track))?;
+        let raw = self.raw(engine, memory, (executor, endpoints), (tape, track))?;
         Ok(Allreduce::new(Calls::Rounds(raw), (self.chosen.dtype, self.lengths), decode_run(&everybody)))
     }
 
@@ -322,11 +324,11 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         &self,
         engine: P,
         memory: HostMemory,
-        executor: Executor,
+        (executor, endpoints): (Executor, Endpoints),
         told: (Option<Box<Tape>>, Option<Arc<Track>>),
     ) -> Result<Raw<P>> {
         let waiter = Waiter::new(self.world.fabric().clone(), self.world.spin());
-        self.or_abort(Raw::new(self.world, engine, memory, (executor, waiter), told))
+        self.or_abort(Raw::new(self.world, engine, memory, (executor, waiter, endpoints), told))
     }
 
     /// Returns the track of the collective that is being built, if this rank is traced.

@@ -20,6 +20,7 @@ use crate::rule::Executor;
 use crate::time::{Deadline, Time};
 use crate::trace::{Event, Track};
 use crate::world::World;
+use crate::world::endpoints::Endpoints;
 
 /// A session and the threads that drive it: its caller, which waits here, and a helper thread if there is one.
 #[derive(Debug)]
@@ -51,14 +52,14 @@ impl<P: Protocol> Raw<P> {
         world: &World,
         engine: P,
         memory: HostMemory,
-        (executor, waiter): (Executor, Waiter),
+        (executor, waiter, endpoints): (Executor, Waiter, Endpoints),
         (tape, track): (Option<Box<Tape>>, Option<Arc<Track>>),
     ) -> Result<Self> {
         let mut session = Session::new(&engine);
         session.reserve();
         let serves = engine.serves();
         let lease = match executor {
-            Executor::Thread => Lease::Shared(Helped::new(engine, waiter.clock(), world.helper()?)),
+            Executor::Thread => Lease::Shared(Helped::new(engine, waiter.clock(), world.helper(endpoints)?)),
             Executor::Auto | Executor::Caller | Executor::Peer | Executor::Provider => {
                 Lease::Own(Box::new(RefCell::new(engine)))
             }

@@ -13,7 +13,7 @@ use crate::topology::Topology;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Made {
     /// The memory of its host, which it leads.
-    Host { control: Region, data: Region, keys: [Key; 2] },
+    Host { control: Region, data: Region, keys: [Key; 2], elsewhere: Option<[Key; 2]> },
     /// Cells for itself, where a runner moves the data: others do not reach them.
     Cells(Region),
     /// None: another rank leads its host.
@@ -21,12 +21,13 @@ pub(super) enum Made {
 }
 
 impl Made {
-    /// Returns what the others import.
-    fn keys(&self) -> &[Key] {
-        match self {
-            Made::Host { keys, .. } => keys,
-            Made::Cells(_) | Made::Nothing => &[],
-        }
+    /// Returns what the others import: those of its host, and then those elsewhere if they need other keys.
+    fn keys(&self) -> impl Iterator<Item = Key> {
+        let keys = match *self {
+            Made::Host { keys, elsewhere, .. } => [Some(keys), elsewhere],
+            Made::Cells(_) | Made::Nothing => [None; 2],
+        };
+        keys.into_iter().flatten().flatten()
     }
 }
 
@@ -58,7 +59,8 @@ pub(super) fn make_memory(
     if let Some(((model, places), window)) = initial.zip(endpoint.window(data)) {
         write_model(&mut HostMemory::new(window), model, places);
     }
-    Ok(Made::Host { control, data, keys: [control, data].map(|region| endpoint.key(region)) })
+    let elsewhere = endpoint.key_elsewhere(control).zip(endpoint.key_elsewhere(data)).map(<[Key; 2]>::from);
+    Ok(Made::Host { control, data, keys: [control, data].map(|region| endpoint.key(region)), elsewhere })
 }
 
 /// Copies a model to offsets in the data of this host, which no rank reads yet.
@@ -68,7 +70,7 @@ pub(super) fn write_model(memory: &mut HostMemory, model: &[u8], places: impl It
 
 /// Encodes a rank's message to all others: that it has made its memory, a random number, and its keys if it has some.
 pub(super) fn encode_keys(number: [u8; 8], made: &Made) -> Vec<u8> {
-    let keys = made.keys().iter().flat_map(|key| key.encode());
+    let keys = made.keys().flat_map(Key::encode);
     b"ok".iter().copied().chain(number).chain(keys).collect()
 }
 
@@ -79,15 +81,19 @@ pub(super) fn decode_run(everybody: &[Vec<u8>]) -> u64 {
     digest(everybody.iter().map(drawn))
 }
 
-/// Decodes the keys after "ok" and the number: of the control region, then of the data region.
-pub(crate) fn decode_keys(answer: &[u8]) -> Option<[Key; 2]> {
+/// Decodes the keys after "ok" and the number, of the control region and of the data region: those for ranks of the same
+/// host, or those for ranks elsewhere.
+pub(crate) fn decode_keys(answer: &[u8], elsewhere: bool) -> Option<[Key; 2]> {
     let (_, keys) = answer.strip_prefix(b"ok")?.split_at_checked(8)?;
-    let (control, data) = keys.split_at_checked(Key::BYTES)?;
-    Some([Key::decode(control)?, Key::decode(data)?])
+    let (keys, rest) = keys.as_chunks::<{ Key::BYTES }>();
+    let (of_host, others) = keys.split_at_checked(2)?;
+    let keys = if elsewhere && !others.is_empty() { others } else { of_host };
+    let &[control, data] = keys.first_chunk().filter(|_| rest.is_empty() && keys.len() == 2)?;
+    Some([Key::decode(&control)?, Key::decode(&data)?])
 }
 
 /// Returns the regions of all hosts: those that this rank has made, and others from the answers of all ranks, which were
-/// checked.
+/// checked. A rank that does not lead its host reaches no other one.
 pub(super) fn import_regions(
     rank: u32,
     operation: &'static str,
@@ -109,7 +115,13 @@ pub(super) fn import_regions(
             datas.push(data);
             continue;
         }
-        let keys = decode_keys(&everybody[leader as usize]);
+        let elsewhere = host != topology.host_of(rank);
+        if elsewhere && topology.leader(topology.host_of(rank)) != rank {
+            controls.push(Region::UNREACHED);
+            datas.push(Region::UNREACHED);
+            continue;
+        }
+        let keys = decode_keys(&everybody[leader as usize], elsewhere);
         let none = || Error::transport(rank, leader, operation, format!("rank {leader} sent no keys"));
         let [control, data] = keys.ok_or_else(none)?;
         controls.push(endpoint.import(leader, control)?);

@@ -52,7 +52,7 @@ impl Wanted {
         };
         let segment = parameters.segment();
         let (schedule, radix) = match agreement {
-            AgreementBy::Relays => parameters.shape(bytes as u64, ranks),
+            AgreementBy::Relays => parameters.shape(bytes as u64, topology.hosts()),
             _ => (parameters.schedule(bytes as u64), 2),
         };
         let program = (agreement == AgreementBy::Gates)

@@ -97,10 +97,8 @@ impl Helper {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub(crate) fn start(fabric: Arc<dyn Fabric>, spin: Spin) -> Result<Self> {
+    pub(crate) fn start(fabric: Arc<dyn Fabric>, sleeper: Box<dyn Sleeper>, spin: Spin) -> Result<Self> {
         let (rank, operation) = (fabric.rank(), "start the helper thread");
-        let no_sleeper = || Error::transport(rank, None, operation, "it has no sleep for several collectives");
-        let sleeper = fabric.sleeper().ok_or_else(no_sleeper)?;
         let (core, waker) = (Arc::new(Core::default()), sleeper.waker());
         let mut shift = Shift {
             core: core.clone(),

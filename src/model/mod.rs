@@ -180,13 +180,13 @@ impl Parameters {
         if bytes <= self.tree_scatter { Schedule::Doubling } else { Schedule::Scatter }
     }
 
-    /// Returns the schedule and the radix by which ranks that relay exchange their data.
-    pub(crate) fn shape(&self, bytes: u64, ranks: u32) -> (Schedule, u32) {
-        // Two ranks are a pair in any shape.
-        let is_star = (3..=MOST_RADIX).contains(&ranks) && bytes.saturating_mul(u64::from(ranks)) <= self.star_total;
+    /// Returns the schedule and the radix by which hosts that relay exchange their data.
+    pub(crate) fn shape(&self, bytes: u64, hosts: u32) -> (Schedule, u32) {
+        // Two hosts are a pair in any shape.
+        let is_star = (3..=MOST_RADIX).contains(&hosts) && bytes.saturating_mul(u64::from(hosts)) <= self.star_total;
         let schedule = match bytes <= self.tree_scatter {
-            // Two ranks would send the same number of bytes, in more messages.
-            false if ranks > 3 && !is_star => Schedule::Halving,
+            // Two hosts would send the same number of bytes, in more messages.
+            false if hosts > 3 && !is_star => Schedule::Halving,
             _ => Schedule::Doubling,
         };
         (schedule, if is_star { 1 } else { self.radix })

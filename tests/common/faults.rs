@@ -69,8 +69,12 @@ pub fn has_waited_in_vain(marks: &Marks, rank: usize) -> bool {
 
 /// Runs rounds until something fails or the mark to stop is set, and prints what failed; checks every sum.
 pub fn rank() {
-    let Some(role) = role() else { return };
-    report(play(&RankArguments::of(&role)));
+    role().iter().for_each(|role| play_and_report(role));
+}
+
+/// As [`rank`], in this role.
+pub fn play_and_report(role: &str) {
+    report(play(&RankArguments::of(role)));
 }
 
 /// Set by each rank that has reported a failure, with its number.

@@ -17,6 +17,7 @@ pub mod guests;
 pub mod hosts;
 pub mod marks;
 pub mod models;
+pub mod relaying;
 pub mod stress;
 pub mod tier;
 pub mod troubles;

@@ -10,11 +10,12 @@ use crate::collective::tickets::{
     Areas, Mean, Memory, TicketDriver, TicketEngine, TicketMachine, TicketPlan, TicketTerms,
 };
 use crate::error::Result;
-use crate::fabric::{Access, RawAccess};
+use crate::fabric::Access;
 use crate::fault::Fault;
 use crate::reduce::Item;
 use crate::rule::{Absent, Scale};
 use crate::time::Deadline;
+use crate::world::endpoints::Endpoints;
 
 impl<T: Item> AllreduceBuilder<'_, T> {
     /// Builds the collective with groups of this size. As [`build`](AllreduceBuilder::build).
@@ -28,8 +29,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
             Ok((Tape::of_groups(world, number, &choices)?, choices, plan, areas))
         });
         let (tape, _, plan, areas) = self.agree(planned, |(_, choices, ..)| choices.clone(), until)?;
-        world.fabric().reach_all(OPERATION, until)?;
-        let mut endpoint = self.or_abort(world.fabric().open(RawAccess::CRATE))?;
+        let mut endpoint = self.or_abort(world.open(Endpoints::OfRanks, OPERATION, until))?;
         let topology = world.topology().clone();
         let host = topology.host_of(world.rank());
         let models = topology.ranks_of(host).iter().map(|&rank| areas.register(rank));
@@ -64,7 +64,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         self.write_own_model(&mut memory, [own_register].into_iter(), until)?;
         let engine = TicketEngine::new(driver).recorded(tape.is_some());
         let told = (tape, self.track(number, "by arrival"));
-        let raw = self.raw(engine, memory, self.chosen_executor(), told)?;
+        let raw = self.raw(engine, memory, (self.chosen_executor(), Endpoints::OfRanks), told)?;
         Ok(Allreduce::new(Calls::Arrivals(raw), (self.chosen.dtype, self.lengths), decode_run(&everybody)))
     }
 

@@ -30,7 +30,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         // At this point it is unknown whether there is a provider.
         let otherwise = (plan.agreement == AgreementBy::Runner).then(|| self.plan(false).ok()).flatten();
         let otherwise = otherwise.map(|plan| format!("{} {}", plan.path_name(), schedule(&plan)));
-        let relays = self.may_relay() && self.would_relay(&plan.topology, plan.bytes);
+        let relays = self.may_relay() && self.would_relay(plan.bytes);
         let mut choices = self.common_choices();
         choices.extend([
             (

@@ -19,22 +19,24 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         self.check_restored()?;
         self.check_model(bytes)?;
         let parameters = self.world.parameters();
-        let topology = match offloaded {
-            // Under a provider, ranks do not use shared memory.
-            true => Topology::apart(ranks),
-            false => self.world.topology().clone(),
-        };
+        let is_one_host = !offloaded && self.world.topology().is_one_host();
         let given = self.is_given();
         let tree = match self.chosen.mover {
             _ if offloaded => false,
             // No provider of the requested kind is available.
-            Mover::Tree if self.chosen.executor == Executor::Provider => topology.is_one_host(),
+            Mover::Tree if self.chosen.executor == Executor::Provider => is_one_host,
             Mover::Tree => true,
             _ if self.model().is_some() || self.is_taped() => false,
-            Mover::Auto if topology.is_one_host() => parameters.mover() == Mover::Tree,
+            Mover::Auto if is_one_host => parameters.mover() == Mover::Tree,
             // A collective whose cuts are given moves its data in segments.
-            Mover::Auto => !given && self.may_relay() && self.would_relay(&topology, bytes),
+            Mover::Auto => !given && self.may_relay() && self.would_relay(bytes),
             Mover::Cut => false,
+        };
+        let topology = match tree {
+            // Under a provider, ranks do not use shared memory.
+            _ if offloaded => Topology::apart(ranks),
+            true => self.world.topology_of(self.world.endpoints_of_relays()).clone(),
+            false => self.world.topology().clone(),
         };
         let plan = Wanted {
             me: rank,
@@ -54,15 +56,17 @@ impl<T: Item> AllreduceBuilder<'_, T> {
     }
 
     /// Returns whether `auto` selects relays here, if the executor allows it.
-    pub(super) fn would_relay(&self, topology: &Topology, bytes: usize) -> bool {
-        let alone = topology.has_elsewhere() && topology.is_apart() && self.model().is_none();
+    pub(super) fn would_relay(&self, bytes: usize) -> bool {
+        let topology = self.world.topology_of(self.world.endpoints_of_relays());
+        let alone = topology.has_elsewhere() && self.model().is_none();
         // A replay may run on other hosts, and sums in ascending rank, as the cut mover does everywhere.
         let is_taped = self.world.record().is_some() || self.world.replay().is_some();
         let (parameters, by_processor) = (self.world.parameters(), self.world.fabric().changes_by_processor());
         self.chosen.mover == Mover::Auto
             && alone
             && !is_taped
-            && parameters.relays(self.chosen.fire, (topology.ranks(), bytes as u64), by_processor)
+            // Otherwise ranks of one host would reach each other over the network.
+            && (!topology.is_apart() || parameters.relays(self.chosen.fire, (topology.ranks(), bytes as u64), by_processor))
     }
 
     /// Returns whether this rank relays while it computes. A rank that does not would delay every round.
