@@ -114,6 +114,9 @@ fn check(args: &Args) -> Result<(), String> {
     if args.depth == 0 || args.depth > 64 {
         return Err("--depth must be between 1 and 64".to_owned());
     }
+    if args.mover == Mover::Tree && args.ranks <= args.per_host {
+        return Err("--mover tree is for several hosts; choose fewer ranks a host, by --per-host".to_owned());
+    }
     if args.mover == Mover::Auto {
         return Err("--mover must be cut or tree".to_owned());
     }

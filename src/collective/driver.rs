@@ -86,8 +86,7 @@ pub(crate) struct Driver {
 
 /// Returns whether the driver awaits the completion of an operation, which may carry large data. Contributions and
 /// shares are large in synchronous rounds only. There every rank sends something in every round, which confirms the
-/// round before. The same holds for data that ranks relay. Of activations and arrivals, a rank awaits those of some
-/// rounds ago.
+/// round before. The same holds for data that ranks relay. Of activations, a rank awaits those of some rounds ago.
 fn is_awaited(token: Token) -> bool {
     let Token::Counted { what, .. } = token else { return true };
     !matches!(what, Counted::Tag { .. } | Counted::Outcome | Counted::Relayed { .. } | Counted::Signalled { .. })

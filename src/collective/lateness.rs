@@ -168,6 +168,10 @@ impl Sums {
 }
 
 impl Seen {
+    fn reserve(&mut self) {
+        self.spells.reserve(MOST_SPELLS);
+    }
+
     fn is_slow(&self) -> bool {
         self.spells.last().is_some_and(|spell| spell.until.is_none())
     }
@@ -252,8 +256,7 @@ impl NewestSteps {
     }
 }
 
-/// Learns cuts, in the order of their rounds. Only a spell of a slow rank may need an allocation, and these are rare: in a large
-/// world, room for the spells of all ranks at each of them would be most of the memory.
+/// Learns cuts, in the order of their rounds.
 #[derive(Clone, Debug)]
 pub(crate) struct Account {
     rounds: u64,
@@ -270,6 +273,11 @@ impl Account {
         let ranks_seen = (0..ranks).map(|_| Seen::default()).collect();
         let newest = NewestSteps::new(ranks);
         Account { rounds: 0, ranks: ranks_seen, slow_of_late: 0.0, all_of_late: 0.0, jitter: 0, newest }
+    }
+
+    /// Reserves now the memory for the spells of slow ranks, so that no round takes any.
+    pub(crate) fn reserve(&mut self) {
+        self.ranks.iter_mut().for_each(Seen::reserve);
     }
 
     /// Returns the newest round in which a rank was fresh; 0 if there is none.

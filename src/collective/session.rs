@@ -100,6 +100,7 @@ impl Session {
     /// Reserves now the memory that rounds need.
     pub(crate) fn reserve(&mut self) {
         self.cuts.iter_mut().for_each(Cut::reserve);
+        self.account.get_mut().reserve();
     }
 
     /// Returns the facts that do not change.

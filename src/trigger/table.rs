@@ -22,7 +22,7 @@ impl InputCells {
         InputCells { hops: hops(ranks) as usize, inboxes: Inboxes::of(ranks, radix) }
     }
 
-    /// Returns the number of cells, without those of arrivals.
+    /// Returns the number of cells.
     pub(crate) fn count(self) -> usize {
         let gathered = self.inboxes.levels() * self.inboxes.width();
         self.hops + (self.inboxes.count() + 1 + gathered) as usize

@@ -1,7 +1,7 @@
 //! The form of relayed data: the data, and a label right in front of it that describes it.
 //!
 //! From the data downwards lie a head (in the form that a record has), the form of the data, an entry for each part,
-//! and the ranks that have no free slot for the next round. So both ends of a write know where it begins, whatever the
+//! and the hosts that have no free slot for the next round. So both ends of a write know where it begins, whatever the
 //! number of entries.
 
 use super::entry::{Entry, Part};
@@ -55,7 +55,7 @@ impl<F: Fn(usize) -> u64> Label<F> {
         }
     }
 
-    /// Returns the ranks that have no free slot for the next round.
+    /// Returns the hosts that have no free slot for the next round.
     pub(crate) fn without_slot(&self) -> impl Iterator<Item = u32> {
         let first = ENTRIES + self.entries();
         let count = ((self.cell)(FORM) >> FORM_BITS) as usize;
@@ -79,7 +79,7 @@ pub(crate) fn label<'a>(
         Form::Sum => SUM,
     };
     let head = record.next().into_iter().chain([(without_slot.len() as u64) << FORM_BITS | code]);
-    head.chain(record).chain(without_slot.iter().map(|&rank| u64::from(rank)))
+    head.chain(record).chain(without_slot.iter().map(|&host| u64::from(host)))
 }
 
 /// Returns the greatest number of cells in a label of data that `ranks` ranks take part in.

@@ -16,7 +16,7 @@ pub struct Stats {
     pub dropped: u64,
     /// Late arrivals that entered with the rank's next arrival, because the open full round was too far ahead.
     pub deferred: u64,
-    /// Arrivals that had to wait for a free slot.
+    /// Arrivals that had to wait for a free slot. Where ranks relay: the rounds for which ranks had to wait, at the agent.
     pub full_ring: u64,
     /// Graces that ended by time instead of by the last arrival.
     pub graces_expired: u64,
@@ -26,7 +26,7 @@ pub struct Stats {
     pub closed_for_others: u64,
     /// Last arrivals that came late and had to be repeated.
     pub finish_retries: u64,
-    /// Rounds this rank closed.
+    /// Rounds this rank closed. Where ranks relay: those that this agent started, for any rank of its host.
     pub initiated: u64,
     /// Segments this rank moved.
     pub segments: u64,

@@ -46,7 +46,8 @@ fn it_tells_jitter_from_a_lasting_change_and_a_slow_host_from_a_slow_rank() {
 /// A rank that is slow again and again has the newest spells apart, and none takes memory in a round.
 #[test]
 fn the_oldest_of_many_spells_become_one() {
-    let mut seen = Seen { spells: Vec::with_capacity(MOST_SPELLS), ..Seen::default() };
+    let mut seen = Seen::default();
+    seen.reserve();
     let memory = seen.spells.as_ptr();
     let step = Sums { steps: 1, factors: 2.0, cost: 10, jitter: 0 };
     for round in 1..=4000 {

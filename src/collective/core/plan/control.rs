@@ -45,7 +45,7 @@ pub(super) struct Counts {
 impl Counts {
     pub(super) fn of(plan: &Plan) -> Self {
         let segments = plan.count_segments();
-        // Activations go out before the gate closes, and its closing shows that areas may be written.
+        // Activations go out before the leaf closes, and its closing shows that areas may be written.
         let least = if plan.agreement == AgreementBy::Relays { RELAYED_ROUNDS + 1 } else { 1 };
         Counts {
             slots: least.max(plan.depth + 1),

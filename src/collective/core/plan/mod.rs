@@ -46,9 +46,9 @@ pub(crate) const FIRST_HELD: u32 = BUFFERS - 1;
 /// Rows for the shares that reducers receive: two for rounds in turn, and one unused row for when shares change.
 pub(crate) const RECEIVING_ROWS: u64 = 3;
 
-/// The number of rounds whose relayed data lies in separate areas. A rank closes the gate of a round when its writes
-/// for the round before the last have completed, so in the next round no late repetition of them can hit what others
-/// write.
+/// The number of rounds whose relayed data lies in separate areas. An agent closes its leaf for a round when its
+/// writes for the round before the last have completed, so in the next round no late repetition of them can hit what
+/// others write.
 pub(crate) const RELAYED_ROUNDS: u64 = 3;
 
 /// The number of rounds whose activations are counted separately while they are in flight.

@@ -162,7 +162,8 @@ impl Agent {
     /// Notes that a round has fired, and which hosts had no free slot for the next one.
     pub(super) fn fired(&mut self, round: u64, without_slot: impl Iterator<Item = u32>, cx: &mut Context) {
         self.without_slot.clear();
-        self.without_slot.extend(without_slot);
+        // Cells that another host writes may hold anything.
+        self.without_slot.extend(without_slot.filter(|&host| host < cx.plan.topology.hosts()));
         if cx.ledger.leavers().iter().next().is_some() {
             let departed = self.departed.len();
             let Agent { members, departed: gone, .. } = self;
@@ -334,7 +335,7 @@ impl Agent {
         }
         let round = if plan.fault(Fault::CountOldReports) { round.max(2) - 1 } else { round };
         let report = Report::of_round(round, cells.load(plan.report(round, host)));
-        let Report { count, last, .. } = report.filter(|report| report.count > 0)?;
+        let Report { count, last, .. } = report?;
         // A cell that another host writes may hold anything.
         let last = plan.topology.ranks_of(host).get(last as usize).copied()?;
         Some(Present { count, last })
@@ -529,10 +530,16 @@ impl Agent {
                 .filter(|&rank| !has_shown(rank, round, plan, cells))
                 .for_each(|rank| missing.insert(rank)),
             (_, Start::Count(_)) if self.counter(round, plan) == plan.host() => {
-                let is_known = |host: u32| Report::of_round(round, cells.load(plan.report(round, host))).is_some();
+                let count = |host: u32| {
+                    Report::of_round(round, cells.load(plan.report(round, host))).map_or(0, |report| report.count)
+                };
+                let active = |host: u32| {
+                    plan.topology.ranks_of(host).iter().filter(|&&rank| cx.ledger.active().contains(rank)).count()
+                };
+                // Which ranks of another host are missing, its agent knows.
                 let is_here = |rank: u32| match plan.host_of(rank) {
-                    host if host == plan.host() => has_shown(rank, round, plan, cells),
-                    host => rank != leader(host) || is_known(host),
+                    host if host == plan.host() => self.leaf.has_counted(rank, plan),
+                    host => rank != leader(host) || count(host) as usize >= active(host),
                 };
                 insert_absent(is_here, cx, missing);
             }

@@ -70,7 +70,7 @@ impl Leaf {
                 Condition::Full => plan.absent != Absent::Drop && waits_for_full(tag.target, round, plan),
                 Condition::Count(_) | Condition::Rank(_) => plan.fault(Fault::CountLateAsFresh),
             };
-            if !self.untaken(index, &tags_of(rank, plan, cells)).any(is_here) {
+            if !self.untaken(index, round, &tags_of(rank, plan, cells)).any(is_here) {
                 continue;
             }
             self.counted[index] = true;
@@ -80,6 +80,11 @@ impl Leaf {
             }
         }
         self.present
+    }
+
+    /// Returns whether a rank of this host was counted for the open round.
+    pub(super) fn has_counted(&self, rank: u32, plan: &Plan) -> bool {
+        self.counted[plan.topology.index_on_host(rank) as usize]
     }
 
     /// Takes all tags for a round that was announced as closed. The entries come in the order of a cut.
@@ -98,7 +103,7 @@ impl Leaf {
             // A rank rewrites a tag only after a later round than this one.
             let tags = tags_of(rank, plan, cells);
             let is_missed = |tag: &Tag| tag.leaving && tag.target < round && plan.fault(Fault::MissLateLeavers);
-            for tag in self.untaken(index, &tags).filter(|tag| !is_missed(tag)) {
+            for tag in self.untaken(index, round, &tags).filter(|tag| !is_missed(tag)) {
                 let (part, age) = match round - tag.target {
                     _ if tag.leaving => (Part::Leaving, 0),
                     0 => (Part::Fresh, 0),
@@ -108,15 +113,16 @@ impl Leaf {
                     add(Entry::new(rank, part, (age, tag.particulars), tag.buffer));
                 }
             }
-            let newest = self.untaken(index, &tags).last().filter(|_| !plan.fault(Fault::ForgetWhatWasTaken));
+            let newest = self.untaken(index, round, &tags).last().filter(|_| !plan.fault(Fault::ForgetWhatWasTaken));
             self.taken[index] = newest.map_or(self.taken[index], |tag| tag.target);
         }
     }
 
-    /// Returns those of a rank's tags that no round has taken.
-    fn untaken<'a>(&self, index: usize, tags: &'a [Tag]) -> impl Iterator<Item = &'a Tag> + use<'a> {
+    /// Returns those of a rank's tags that no round before this one has taken. No rank is ahead of the open round, but a cell
+    /// that another host can write may hold anything.
+    fn untaken<'a>(&self, index: usize, round: u64, tags: &'a [Tag]) -> impl Iterator<Item = &'a Tag> + use<'a> {
         let taken = self.taken[index];
-        tags.iter().filter(move |tag| tag.target > taken)
+        tags.iter().filter(move |tag| tag.target > taken && tag.target <= round)
     }
 }
 

@@ -4,30 +4,33 @@ use super::super::super::input::Cells;
 use super::super::super::label::Label;
 use super::super::super::op::Counted;
 use super::super::super::plan::{OUTCOME, Plan, RELAYED_ROUNDS, SIGNALLED_ROUNDS};
-use crate::trigger::{Area, Chunk};
+use crate::trigger::{Area, Chunk, LAST_ROUND};
 
 /// What a host tells the one that counts a round's arrivals: absolute values, so that the newest says all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Report {
     pub(super) round: u64,
-    /// The number of ranks that are there.
+    /// The number of ranks that are there: one at least.
     pub(super) count: u32,
     /// The index, on its host, of the rank that completed this number.
     pub(super) last: u32,
 }
 
+const _: () = assert!(LAST_ROUND >> (64 - 2 * Report::BITS) == 0);
+
 impl Report {
-    /// More bits than the ranks of any host need, and all the others number more rounds than a collective has.
+    /// Enough for an index among the ranks of the largest host. All the others number the rounds of a collective.
     const BITS: u32 = 12;
 
     pub(super) fn cell(self) -> u64 {
-        (self.round << Self::BITS | u64::from(self.count)) << Self::BITS | u64::from(self.last)
+        (self.round << Self::BITS | u64::from(self.count - 1)) << Self::BITS | u64::from(self.last)
     }
 
     /// Returns what a cell reports of a round; `None` if it reports of an older one.
     pub(super) fn of_round(round: u64, cell: u64) -> Option<Self> {
         let field = |value: u64| (value & ((1 << Self::BITS) - 1)) as u32;
-        let report = Report { round: cell >> (2 * Self::BITS), count: field(cell >> Self::BITS), last: field(cell) };
+        let report =
+            Report { round: cell >> (2 * Self::BITS), count: field(cell >> Self::BITS) + 1, last: field(cell) };
         (report.round >= round).then_some(report)
     }
 }
