@@ -10,10 +10,12 @@ use std::time::Duration;
 use common::folder::Folder;
 use common::hosts::Hosts;
 use common::marks::Marks;
+use common::relaying::{GOES_ON, HAS_ROUNDS, READY, STOPPED};
 use common::stress::{Run, check};
 use common::tier::{by_tier, is_deep};
 use common::{faults, libfabric, role, said, until};
 use earlybird::{Config, Executor, Fire, Mover, World};
+use rustix::process::Signal;
 
 const DEADLINE: Duration = Duration::from_secs(120);
 
@@ -23,6 +25,9 @@ fn rank() {
     match role().as_deref() {
         Some(role) if role.starts_with("counted ") => count(role),
         Some("busy") => common::relaying::stay_away(),
+        Some(role) if role.starts_with("without ") => {
+            common::relaying::make_rounds_without(role.trim_start_matches("without "));
+        }
         Some("orders") => common::relaying::wait_in_different_orders(),
         Some(role) if role.starts_with("fault ") => faults::play_and_report(role.trim_start_matches("fault ")),
         _ => common::stress::play(),
@@ -144,6 +149,25 @@ fn a_rank_that_computes_holds_up_no_other() {
         let first: u64 = said(&ends[0].1, "FIRST")[0].parse().unwrap();
         assert!(first >= 40, "{places:?}: it received only {first} rounds at once");
     }
+}
+
+/// A stopped process answers nothing, and no other rank needs an answer of one that is no agent.
+#[test]
+fn a_stopped_rank_that_is_no_agent_holds_up_no_other() {
+    let (places, victim) = ([0, 0, 1, 1], 3);
+    let Some(hosts) = hosts(&places) else { return };
+    let marks = Marks::make();
+    let mut job = hosts.job(&places, &[], &format!("without {victim} {}", marks.folder()));
+    job.wait_for_mark(victim, (&marks, READY));
+    job.stop(victim);
+    marks.set(STOPPED);
+    for rank in (0..places.len()).filter(|&rank| rank != victim) {
+        job.wait_for_mark(rank, (&marks, &format!("{HAS_ROUNDS}{rank}")));
+    }
+    job.signal(victim, Signal::CONT);
+    marks.set(GOES_ON);
+    let ends = job.finish(DEADLINE);
+    assert!(ends.iter().all(|(status, _)| status.success()), "{ends:?}");
 }
 
 #[test]

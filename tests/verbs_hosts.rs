@@ -25,6 +25,7 @@ fn rank() {
                 Err(error) => println!("\nTEXT {error}"),
             }
         }
+        Some(role) if role == RELAYS => relay(),
         _ => common::stress::play(),
     }
 }
@@ -32,24 +33,57 @@ fn rank() {
 /// How the role of a rank begins that makes rounds until something fails.
 const HOLDS: &str = "holds ";
 
+/// The role of a rank that takes part in a collective, as `auto` carries it out.
+const RELAYS: &str = "relays";
+
+fn relay() {
+    let world = World::with(&Config { deadline: PATIENCE, ..Config::from_env().unwrap() }).unwrap();
+    let mut sum = world.allreduce::<u32>(&[1000]).build().unwrap();
+    assert_eq!(sum.path(), "relayed");
+    for _ in 0..20 {
+        sum.contribution().unwrap().fill(1);
+        sum.arrive().unwrap();
+        assert!(sum.wait(PATIENCE).unwrap().newest().iter().all(|&x| x == world.size()));
+    }
+    sum.finish(PATIENCE).unwrap();
+    println!("\nQUEUES {}", world.reached().queue_pairs);
+}
+
 /// The role of a rank that only joins.
 const JOINS: &str = "joins";
 
-/// Two ranks on each host. Sums are exact, and floats have the same bits on all ranks of both.
+/// Two ranks on each host. Sums are exact, and floats have the same bits on all ranks of both: by a network of all ranks, and
+/// where agents relay.
 #[test]
 fn four_ranks_on_two_hosts() {
     let Some(mut guests) = Guests::find(29400) else { return };
     const CASES: [(usize, u64); 3] = [(24, 40), (1024, 30), (8192, 20)];
-    for fire in ["all", "solo", "majority", "quorum=3"] {
+    let rules = ["all", "solo", "majority", "quorum=3"].into_iter();
+    let ways = [(Mover::Cut, Executor::Caller), (Mover::Tree, Executor::Thread)];
+    for (fire, (mover, executor)) in rules.flat_map(|fire| ways.map(|way| (fire, way))) {
         let started = Instant::now();
-        let role = |(length, steps)| format!("{fire} {} {} {length} {steps}", Mover::Cut, Executor::Caller);
+        guests.share_memory(mover == Mover::Tree);
+        let role = |(length, steps)| format!("{fire} {mover} {executor} {length} {steps}");
         let digests = check(guests.start(&CASES.map(role).join(";")), fire);
         for ((length, _), digests) in CASES.into_iter().zip(digests) {
-            let told = guests.exchange(&format!("{fire}-{length}"), &digests.join(","));
+            let told = guests.exchange(&format!("{fire}-{mover}-{length}"), &digests.join(","));
             let told: Vec<Vec<String>> = told.iter().map(|one| one.split(',').map(str::to_owned).collect()).collect();
             assert!(have_same_bits(&told), "{fire}, {length} elements: the hosts saw different bits");
         }
-        println!("{fire}: {:.1?}", started.elapsed());
+        println!("{fire} {mover}: {:.1?}", started.elapsed());
+    }
+}
+
+/// Agents alone have queue pairs, one to each other host.
+#[test]
+fn agents_alone_have_queue_pairs() {
+    let Some(mut guests) = Guests::find(29900) else { return };
+    guests.share_memory(true);
+    let ends = guests.start(RELAYS).finish(PATIENCE);
+    for (rank, (status, text)) in ranks_of(guests.host).zip(&ends) {
+        assert!(status.success(), "rank {rank}: {text}");
+        let of_agent = u32::from(rank == ranks_of(guests.host).start);
+        assert_eq!(said(text, "QUEUES").concat(), of_agent.to_string(), "rank {rank}: {text}");
     }
 }
 

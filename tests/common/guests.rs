@@ -4,7 +4,7 @@
 use std::process::Command;
 
 use super::marks::Marks;
-use super::{Job, Need, Way, skipped, start};
+use super::{Job, LEVELS_1, Need, skipped, start};
 
 /// Ranks of a job on each host.
 pub const RANKS_PER_HOST: u32 = 2;
@@ -21,6 +21,8 @@ pub struct Guests {
     port: u16,
     /// The devices of ranks, if it is not for them to choose.
     devices: Option<&'static str>,
+    /// Whether each rank is a host of its own.
+    is_apart: bool,
 }
 
 /// The ranks of a host.
@@ -40,8 +42,15 @@ impl Guests {
             skipped(Need::Verbs, "this is none of two guests; tests/soft-roce/suite starts them");
             return None;
         }
-        let mut guests =
-            Guests { host: host.parse().unwrap(), addresses, marks: Marks::at(&folder), folder, port, devices: None };
+        let mut guests = Guests {
+            host: host.parse().unwrap(),
+            addresses,
+            marks: Marks::at(&folder),
+            folder,
+            port,
+            devices: None,
+            is_apart: true,
+        };
         guests.meet(&format!("begin-{port}"));
         guests.port += 1;
         Some(guests)
@@ -60,6 +69,11 @@ impl Guests {
     /// From now on ranks use these devices.
     pub fn use_devices(&mut self, devices: &'static str) {
         self.devices = Some(devices);
+    }
+
+    /// Whether ranks of a guest share memory from now on.
+    pub fn share_memory(&mut self, shares: bool) {
+        self.is_apart = !shares;
     }
 
     /// Unplugs the cable (`off`), or plugs it in (`on`); or the second one (`off1`, `on1`).
@@ -82,7 +96,10 @@ impl Guests {
         self.port += 1;
         let begin = |rank| {
             let mut command = Command::new(std::env::current_exe().unwrap());
-            command.envs(Way::Verbs.variables()).env("EARLYBIRD_STORE", &store);
+            command
+                .env("EARLYBIRD_FABRIC", "verbs")
+                .envs(self.is_apart.then_some(LEVELS_1))
+                .env("EARLYBIRD_STORE", &store);
             command.envs(self.devices.map(|devices| ("EARLYBIRD_DEVICE", devices)));
             command.env("EARLYBIRD_SECRET", "of all these guests").env("EARLYBIRD_SILENCE", "5s");
             start(&mut command, (rank, self.ranks()), "rank", role)

@@ -3,6 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::marks::Marks;
+use super::until;
 use earlybird::{Config, Executor, Fire, Grace, Mover, World};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -59,4 +61,48 @@ pub fn wait_in_different_orders() {
         }
     }
     sums.iter_mut().for_each(|sum| sum.finish(DEADLINE).unwrap());
+}
+
+/// Set by the rank that is about to be stopped, by the test when it is, and when it goes on.
+pub const READY: &str = "ready";
+pub const STOPPED: &str = "stopped";
+pub const GOES_ON: &str = "goes-on";
+
+/// How the mark begins that a rank sets when it has its rounds.
+pub const HAS_ROUNDS: &str = "has-rounds-";
+
+/// `VICTIM FOLDER`: the others make rounds while this rank is stopped. Then it receives them all at once.
+pub fn make_rounds_without(role: &str) {
+    const ROUNDS: u64 = 40;
+    let (victim, folder) = role.split_once(' ').unwrap();
+    let marks = Marks::at(folder);
+    let world = World::with(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
+    let sum = world.allreduce::<u64>(&[100]).fire(Fire::SOLO).grace(Grace::NONE).depth(ROUNDS as u32 + 8);
+    let mut sum = sum.mover(Mover::Tree).build().unwrap();
+    let mut round = |newest: &mut u64| {
+        sum.contribution().unwrap().fill(1);
+        sum.arrive().unwrap();
+        let outcomes = sum.wait(DEADLINE).unwrap();
+        *newest = outcomes.newest().round();
+        let rounds = outcomes.len() as u64;
+        for outcome in outcomes {
+            assert!(outcome.data().iter().all(|&x| x == outcome.cut().contributions().count() as u64));
+        }
+        rounds
+    };
+    world.barrier(DEADLINE).unwrap();
+    let mut newest = 0;
+    if world.rank() == victim.parse::<u32>().unwrap() {
+        marks.set(READY);
+        until("this rank goes on", || marks.has(GOES_ON));
+        assert!(round(&mut newest) >= ROUNDS);
+    } else {
+        until("that rank is stopped", || marks.has(STOPPED));
+        while newest < ROUNDS {
+            round(&mut newest);
+        }
+        marks.set(&format!("{HAS_ROUNDS}{}", world.rank()));
+        until("that rank goes on", || marks.has(GOES_ON));
+    }
+    sum.finish(DEADLINE).unwrap();
 }
