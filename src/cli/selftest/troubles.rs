@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::{Error, Fire, Grace, Part, Result, World};
+use crate::{Error, Fire, Grace, Mover, Part, Result, World};
 
 use super::report::Finding;
 use super::rounds::{Rounds, longest, pace, told};
@@ -162,7 +162,8 @@ pub(super) fn deadline(world: &World, _: &Effort) -> Result<Finding> {
 /// Makes a round for which one rank is late. Returns whether others were late, too, and a problem that this rank has
 /// seen.
 fn without_the_last(world: &World, missing: u32, short: Duration) -> Result<(bool, Option<String>)> {
-    let mut sum = world.allreduce::<u64>(&[16]).build()?;
+    // Under the other mover a rank names one that may itself be waiting.
+    let mut sum = world.allreduce::<u64>(&[16]).mover(Mover::Cut).build()?;
     world.barrier(PATIENCE)?;
     let (mut problem, mut hurried) = (None, false);
     if world.rank() == missing {

@@ -18,8 +18,8 @@ use super::super::input::{Cells, Effort, Time};
 use super::super::movement::Movement;
 use super::super::op::{Awaited, Op};
 use super::super::plan::{OUTCOME, Plan};
-use super::Form;
 use super::arrival::Arrival;
+use super::{Form, has_shown};
 use crate::fault::Fault;
 use crate::rank_set::RankSet;
 use agent::Agent;
@@ -152,7 +152,7 @@ impl Form for Relay {
     ) {
         match &self.agent {
             Some(agent) => agent.awaited(cx, cells, missing),
-            None if arrival.target > cx.ledger.fired() => missing.insert(cx.plan.agent()),
+            None if arrival.target > cx.ledger.fired() => without_agent(arrival.target, cx, cells, missing),
             None => {}
         }
     }
@@ -185,6 +185,19 @@ impl Relay {
         let closed = cells.load(cx.plan.closed());
         let is_open = closed < arrival.target;
         arrival.enter(if is_open { RelayStage::Present } else { RelayStage::Late { closed } }, &mut cx.outbox);
+    }
+}
+
+/// Adds the ranks for which a rank may be waiting that is no agent: those of its host that an outcome needs and that are not
+/// there, or else its agent, which knows of the other hosts.
+fn without_agent(target: u64, Context { plan, ledger, .. }: &Context, cells: &impl Cells, missing: &mut RankSet) {
+    let here = plan.topology.ranks_of(plan.host()).iter().copied();
+    if plan.fire.is_synchronous() {
+        let is_absent = |rank: &u32| ledger.active().contains(*rank) && !has_shown(*rank, target, plan, cells);
+        here.filter(is_absent).for_each(|rank| missing.insert(rank));
+    }
+    if missing.is_empty() {
+        missing.insert(plan.agent());
     }
 }
 
