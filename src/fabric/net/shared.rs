@@ -146,13 +146,14 @@ impl<W: Wire> NetShared<W> {
         let _ = self.host_bell.set(bell);
     }
 
-    /// As [`NetShared::sleep`], in a wait, which the bell of the host ends, too. Which wait that bell means is not known,
-    /// so it ends all. Returns whether a bell rang.
+    /// As [`NetShared::sleep`], in a wait, which the bell of the host ends, too. Which wait that bell means is not known
+    /// here, so it ends all. Delegated waits end in the memory of the host alone, where their sleeper looks for that. Returns
+    /// whether a bell rang.
     fn sleep_in_wait(&self, bell: &Arc<OwnedFd>, network: Option<&[Watched]>, at_most: Duration) -> bool {
         let host_bell = self.host_bell.get().map(AsFd::as_fd);
         let [rang, of_host] = self.sleep(&[Some(bell.as_fd()), host_bell], network, at_most);
-        if of_host {
-            self.lock().end_waits(bell);
+        if of_host && self.lock().end_waits(bell, &self.sleeper_bell) && !Arc::ptr_eq(bell, &self.sleeper_bell) {
+            bell::ring(&*self.sleeper_bell);
         }
         rang || of_host
     }

@@ -23,7 +23,7 @@ use crate::units::Bytes;
 /// The number of endpoints of a world that can be open at once; number 0 is used for exchanges.
 pub(super) const CHANNELS: u32 = 4096;
 
-const MAGIC: u64 = 0x6561_726C_7962_0003;
+const MAGIC: u64 = 0x6561_726C_7962_0004;
 
 /// The file size that rank 0 tries to create. The file is sparse: only allocated ranges take memory.
 const FILE: u64 = 1 << 44;

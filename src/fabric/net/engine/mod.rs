@@ -328,14 +328,20 @@ impl<W: Wire> NetEngine<W> {
         self.channels.iter_mut().filter(|channel| channel.is_asleep_on(bell)).for_each(Channel::end_wait);
     }
 
-    /// Ends all waits. The thread that sleeps on `bell` is awake.
-    pub(super) fn end_waits(&mut self, bell: &Arc<OwnedFd>) {
+    /// Ends all waits, except those that were delegated to the thread that sleeps on `delegated`: that thread looks which
+    /// of them are over. Returns whether there are such waits. The thread that sleeps on `awake` is awake.
+    pub(super) fn end_waits(&mut self, awake: &Arc<OwnedFd>, delegated: &Arc<OwnedFd>) -> bool {
+        let mut has_delegated = false;
         for channel in &mut self.channels {
-            match channel.is_asleep_on(bell) {
-                true => channel.end_wait(),
-                false => channel.wake(),
+            if channel.is_asleep_on(delegated) {
+                has_delegated = true;
+            } else if channel.is_asleep_on(awake) {
+                channel.end_wait();
+            } else {
+                channel.wake();
             }
         }
+        has_delegated
     }
 
     /// Adds a registration, or returns its error. The caller registers without the engine's lock, because that may take
