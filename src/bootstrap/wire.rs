@@ -6,7 +6,7 @@ use crate::fault::Fault;
 pub(super) const MOST_RANKS: u32 = 4096;
 
 const MAGIC: u32 = 0x4542_4452;
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 
 /// The bytes of a greeting.
 pub(super) const HELLO: usize = 20;
