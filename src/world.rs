@@ -81,8 +81,8 @@ struct Inner {
     /// What messages between two ranks need; opened by the first one.
     mail: Mutex<Option<Mail>>,
     trace: Option<Arc<Trace>>,
-    /// The helper thread, which works for collectives while their owners do not. The first collective that wants it
-    /// starts it.
+    /// The helper threads, which work for collectives while their owners do not: one for each kind of endpoints. The first
+    /// collective that wants one starts it.
     helpers: [Mutex<Option<Arc<Helper>>>; KINDS_OF_ENDPOINTS],
 }
 

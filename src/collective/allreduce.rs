@@ -211,7 +211,9 @@ impl<T: Item> Allreduce<T> {
     /// arrival enters, no rank waits for this one. Blocks until that round is complete, so all contributions of this
     /// rank have entered. Drops outcomes that were not taken; [`leave`](Allreduce::leave) returns them.
     ///
-    /// Under [`Executor::Provider`] it also waits for all ranks to leave, within the world's deadline.
+    /// Under [`Executor::Provider`] it also waits for all ranks to leave, within the world's deadline. Where ranks of
+    /// several hosts relay ([`Allreduce::path`]), the lowest rank of a host waits until all ranks of its host have left,
+    /// because it relays for them.
     ///
     /// A rank that leaves several collectives earlier than other ranks must leave them by turns: it calls `finish` for
     /// each with a deadline of a millisecond, until all calls succeed. Otherwise it may wait in one collective for

@@ -156,7 +156,8 @@ impl<'w, T: Item> AllreduceBuilder<'w, T> {
         self
     }
 
-    /// Sets how data moves after a round fires. Default: [`Mover::Auto`], chosen by the hw-config.
+    /// Sets how data moves after a round fires. Default: [`Mover::Auto`], chosen by the hw-config, but in a world of several
+    /// hosts with several ranks each [`Mover::Tree`], by which the lowest rank of a host relays for its ranks.
     pub fn mover(mut self, mover: Mover) -> Self {
         self.chosen.mover = mover;
         self

@@ -165,7 +165,7 @@ impl Parameters {
         self.mover
     }
 
-    /// Returns whether ranks that share no memory relay the rounds of a rule where [`Mover::Auto`] is chosen.
+    /// Returns whether ranks, each on a host of its own, relay the rounds of a rule where [`Mover::Auto`] is chosen.
     /// `by_processor`: the home's processor, instead of its device, changes the word of a round.
     pub(crate) fn relays(&self, fire: Fire, (ranks, bytes): (u32, u64), by_processor: bool) -> bool {
         // Gathered rounds take fewer messages, and segments of large data less memory.

@@ -53,7 +53,7 @@ pub(crate) enum AgreementBy {
     Given,
     /// By gates that a program closes.
     Gates,
-    /// As `Gates`, where ranks share no memory: each rank runs its own table, and the ranks relay activations and sums.
+    /// As `Gates`, among several hosts: an agent of each host runs its own table, and the agents relay activations and sums.
     Relays,
     /// As `Gates`, where a runner runs the program in place of the ranks: it sends contributions to all ranks, and each
     /// rank reduces.

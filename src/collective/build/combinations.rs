@@ -41,8 +41,6 @@ pub(super) struct Combination {
     pub(super) given: bool,
     /// All ranks share memory.
     pub(super) one_host: bool,
-    /// No two ranks share memory.
-    pub(super) apart: bool,
 }
 
 impl Deref for Combination {
@@ -66,7 +64,6 @@ impl Combination {
             taped: false,
             given: false,
             one_host: topology.is_one_host(),
-            apart: topology.is_apart(),
         }
     }
 
@@ -94,7 +91,7 @@ const fn conflict(choices: &'static str, meets: fn(&Combination) -> bool, proble
 }
 
 /// All conflicts. Of several, the first one is reported.
-pub(super) const CONFLICTS: [Conflict; 31] = [
+pub(super) const CONFLICTS: [Conflict; 30] = [
     conflict(
         "scale=ages; a group other than arrivals",
         |it| matches!(it.scale, Scale::Ages(_)) && !matches!(it.group, Group::Arrivals(_)),
@@ -241,11 +238,6 @@ pub(super) const CONFLICTS: [Conflict; 31] = [
         |it| it.asks_for_tree() && it.given,
         "the tree mover adds in another order, so its rounds cannot be replayed; use the cut mover (--mover cut), or unset EARLYBIRD_REPLAY",
     ),
-    conflict(
-        "mover=tree; several ranks on each of several hosts",
-        |it| it.asks_for_tree() && !it.one_host && !it.apart,
-        "the tree mover needs all ranks on one host, or each on a host of its own; use the cut mover",
-    ),
 ];
 
 /// Returns why choices do not go together, if they do not.
@@ -275,7 +267,6 @@ mod tests {
         taped: false,
         given: false,
         one_host: true,
-        apart: false,
     };
 
     /// Prints the table. Each row refuses something that no row before it refuses, and says what to use instead.
