@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use common::folder::Folder;
@@ -28,6 +29,7 @@ fn rank() {
         Some(role) if role.starts_with("without ") => {
             common::relaying::make_rounds_without(role.trim_start_matches("without "));
         }
+        Some("leaves first") => leave_in_order(),
         Some("orders") => common::relaying::wait_in_different_orders(),
         Some(role) if role.starts_with("fault ") => faults::play_and_report(role.trim_start_matches("fault ")),
         _ => common::stress::play(),
@@ -70,6 +72,27 @@ fn count(role: &str) {
     sum.finish(DEADLINE).unwrap();
 }
 
+/// The lower the rank, the fewer steps it makes. No contribution is lost.
+fn leave_in_order() {
+    let world = World::with(&Config { deadline: DEADLINE, ..Config::from_env().unwrap() }).unwrap();
+    for fire in [Fire::ALL, Fire::SOLO, Fire::quorum(2)] {
+        let mut sum = world.allreduce::<u64>(&[10]).fire(fire).build().unwrap();
+        let mut entered = 0;
+        let steps = 5 + 10 * u64::from(world.rank());
+        for _ in 0..steps {
+            sum.contribution().unwrap().fill(1);
+            sum.arrive().unwrap();
+            for outcome in sum.wait(DEADLINE).unwrap() {
+                let contributions = outcome.cut().contributions();
+                entered += contributions.clone().filter(|entry| entry.rank == world.rank()).count() as u64;
+                assert!(outcome.data().iter().all(|&x| x == contributions.clone().count() as u64));
+            }
+        }
+        assert!(steps - entered <= 1, "{fire}: {entered} of {steps} have entered");
+        sum.finish(DEADLINE).unwrap();
+    }
+}
+
 /// By pairs, an agent sends for *all* one message to each partner, of which it has log2 H at most. Other rules take as many
 /// to tell that a round has fired, and a report of each arrival at most. No other rank sends any.
 #[test]
@@ -81,7 +104,7 @@ fn agents_send_what_their_hosts_need_and_others_nothing() {
         let Some(hosts) = hosts(places) else { return };
         let count = 1 + *places.iter().max().unwrap() as u64;
         let hops = u64::from(u64::BITS - (count - 1).leading_zeros());
-        for fire in ["all", "solo", "quorum=3", "majority"] {
+        for fire in by_tier(vec!["all", "quorum=3"], vec!["all", "solo", "quorum=3", "majority"]) {
             let ends = hosts.job(places, &[], &format!("counted {fire} {rounds}")).finish(DEADLINE);
             let told = ends.iter().enumerate().map(|(rank, (status, text))| {
                 assert!(status.success(), "{places:?}, {fire}, rank {rank}: {text}");
@@ -168,6 +191,40 @@ fn a_stopped_rank_that_is_no_agent_holds_up_no_other() {
     marks.set(GOES_ON);
     let ends = job.finish(DEADLINE);
     assert!(ends.iter().all(|(status, _)| status.success()), "{ends:?}");
+}
+
+/// An agent that leaves first waits for the ranks of its host.
+#[test]
+fn agents_may_leave_first() {
+    let places = [0, 0, 1, 1];
+    let Some(hosts) = hosts(&places) else { return };
+    let ends = hosts.job(&places, &[], "leaves first").finish(DEADLINE);
+    assert!(ends.iter().all(|(status, _)| status.success()), "{ends:?}");
+}
+
+#[test]
+fn the_command_tests_itself_on_hosts() {
+    let places = [0, 0, 1, 1];
+    let Some(hosts) = hosts(&places) else { return };
+    let store = format!("tcp:{}:29400", hosts.address(0));
+    let ranks: Vec<_> = (0..places.len())
+        .map(|rank| {
+            let mut command = hosts.command_of(places[rank], env!("CARGO_BIN_EXE_earlybird"));
+            command.args(["selftest", "--quick"]).env("EARLYBIRD_STORE", &store);
+            command.env("EARLYBIRD_RANK", rank.to_string()).env("EARLYBIRD_WORLD_SIZE", places.len().to_string());
+            command
+                .env("EARLYBIRD_SECRET", "of this test alone")
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    for (rank, child) in ranks.into_iter().enumerate() {
+        let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+        let text = [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        assert!(status.success(), "rank {rank}: {text}");
+    }
 }
 
 #[test]

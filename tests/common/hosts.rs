@@ -1,5 +1,6 @@
 //! Hosts on one machine: network namespaces, joined by virtual cables and a switch.
 
+use std::ffi::OsStr;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -110,12 +111,17 @@ impl Hosts {
         format!("host{host}")
     }
 
-    /// A command that runs on a host.
+    /// A command that runs this test on a host.
     pub fn command(&self, host: usize) -> Command {
+        self.command_of(host, std::env::current_exe().unwrap())
+    }
+
+    /// A command that runs a program on a host.
+    pub fn command_of(&self, host: usize, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("ip");
         let begin = format!("echo {} > /proc/sys/kernel/hostname && exec \"$0\" \"$@\"", Self::host_name(host));
         command.args(["netns", "exec", &self.name(host), "unshare", "--uts", "sh", "-c", &begin]);
-        command.arg(std::env::current_exe().unwrap());
+        command.arg(program);
         command
     }
 
