@@ -36,15 +36,20 @@ impl Rings {
 #[derive(Clone, Copy)]
 pub(in crate::internals::fabric) struct RankSleeper<'a> {
     pub(super) rings: &'a Rings,
-    /// Where the rank sleeps on descriptors: for a network, too.
-    pub(super) bell: Option<&'a OwnedFd>,
+    /// The bell for a rank that sleeps on descriptors, for a network, too; and whether it does.
+    pub(super) bell: Option<(&'a AtomicU32, &'a OwnedFd)>,
 }
 
 impl RankSleeper<'_> {
     /// Counts a ring, and wakes the thread.
     pub(super) fn ring(self) {
         self.rings.ring();
-        self.bell.into_iter().for_each(bell::ring);
+        // Acquire: pairs with `Segment::hear_bell`, which comes before the rank delegates its first wait.
+        if let Some((hears, bell)) = self.bell
+            && hears.load(Ordering::Acquire) != 0
+        {
+            bell::ring(bell);
+        }
     }
 }
 

@@ -42,6 +42,8 @@ struct Head {
     free: AtomicU64,
     channels: Channels<{ CHANNELS as usize }>,
     failure: FailureCell,
+    /// Whether rank 0 hears the bell.
+    hears_bell: AtomicU32,
 }
 
 /// The part of the head that belongs to one rank.
@@ -50,8 +52,6 @@ struct RankHead {
     left: AtomicU32,
     /// Whether a memory barrier of another process reaches this rank's process.
     fenced: AtomicU32,
-    /// Whether the rank hears the bell. That of others stays 0.
-    hears_bell: AtomicU32,
     /// The rings for the thread that sleeps for several channels.
     sleeper: Rings,
     mailboxes: [Mailbox; 2],
@@ -171,16 +171,14 @@ impl Segment {
 
     /// Returns what wakes a rank's sleeper.
     pub(super) fn sleeper(&self, rank: u32) -> RankSleeper<'_> {
-        let RankHead { sleeper, hears_bell, .. } = self.rank_head(rank);
-        // Acquire: pairs with `hear_bell`, which comes before the rank delegates its first wait.
-        let hears = hears_bell.load(Ordering::Acquire) != 0;
-        RankSleeper { rings: sleeper, bell: hears.then_some(&self.bell) }
+        let bell = (rank == 0).then(|| (&self.head().hears_bell, &self.bell));
+        RankSleeper { rings: &self.rank_head(rank).sleeper, bell }
     }
 
     /// Returns the bell. From now on it rings when the sleep of rank 0, which this is, ends.
     pub(super) fn hear_bell(&self) -> std::io::Result<OwnedFd> {
         let bell = self.bell.try_clone()?;
-        self.rank_head(0).hears_bell.store(1, Ordering::Release);
+        self.head().hears_bell.store(1, Ordering::Release);
         Ok(bell)
     }
 
