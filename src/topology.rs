@@ -83,6 +83,11 @@ impl Topology {
         self.widest == 1
     }
 
+    /// Whether there are several hosts, and several ranks on one of them.
+    pub(crate) fn has_two_levels(&self) -> bool {
+        self.has_elsewhere() && !self.is_apart()
+    }
+
     /// Ranks on the host that has the most.
     pub(crate) fn widest(&self) -> u32 {
         self.widest

@@ -6,12 +6,12 @@ mod common;
 
 use std::time::Duration;
 
-use common::folder::Folder;
+use common::relaying::join;
 use common::stress::Run;
 use common::tier::{by_tier, is_deep};
 use common::worlds::ways;
 use common::{Job, Way, role, said};
-use earlybird::{Config, Executor, Fire, Mover, World};
+use earlybird::{Executor, Fire, Mover};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -31,16 +31,6 @@ fn rank() {
 /// The networks, and so none where there is no library for one.
 fn networks() -> Vec<Way> {
     ways().into_iter().filter(|&way| way != Way::Shm).collect()
-}
-
-/// A world with this hw-config and the other choices that `choose` makes.
-fn join(hw_config: &str, choose: impl FnOnce(&mut Config)) -> World {
-    let folder = Folder::new();
-    let file = folder.path("hw-config");
-    std::fs::write(&file, hw_config).unwrap();
-    let mut config = Config { deadline: DEADLINE, hw_config: Some(file), ..Config::from_env().unwrap() };
-    choose(&mut config);
-    World::with(&config).unwrap()
 }
 
 /// `bits FIRE LENGTH ROUNDS RADIX MOVER`: sums of floats of any size, whose last bits depend on the order.

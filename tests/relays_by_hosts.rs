@@ -8,10 +8,9 @@ mod common;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use common::folder::Folder;
 use common::hosts::Hosts;
 use common::marks::Marks;
-use common::relaying::{GOES_ON, HAS_ROUNDS, READY, STOPPED};
+use common::relaying::{GOES_ON, HAS_ROUNDS, READY, STOPPED, join};
 use common::stress::{Run, check};
 use common::tier::{by_tier, is_deep};
 use common::{faults, libfabric, role, said, until};
@@ -47,11 +46,7 @@ const PLACES: [&[usize]; 3] = [&[0, 0, 1, 1], &[0, 1, 0, 2, 1, 0], &[0, 0, 0, 1,
 fn count(role: &str) {
     let words: Vec<&str> = role.split(' ').collect();
     let [_, fire, rounds] = words[..] else { panic!("{role}") };
-    let folder = Folder::new();
-    let file = folder.path("hw-config");
-    std::fs::write(&file, "[ofi]\nstar_total = \"0\"\nradix = 2\n").unwrap();
-    let world =
-        World::with(&Config { deadline: DEADLINE, hw_config: Some(file), ..Config::from_env().unwrap() }).unwrap();
+    let world = join("[ofi]\nstar_total = \"0\"\nradix = 2\n", |_| {});
     let fire: Fire = fire.parse().unwrap();
     let mut sum = world.allreduce::<u64>(&[1]).fire(fire).build().unwrap();
     assert_eq!((sum.path(), sum.executor()), ("relayed", Executor::Thread));

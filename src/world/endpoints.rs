@@ -28,9 +28,9 @@ impl World {
         if self.inner.levels.is_some() { Endpoints::OfHosts } else { Endpoints::OfRanks }
     }
 
-    /// Returns which ranks share memory by these endpoints.
-    pub(crate) fn topology_of(&self, endpoints: Endpoints) -> &Topology {
-        match endpoints {
+    /// Returns which ranks share memory by these.
+    pub(crate) fn topology_of_relays(&self) -> &Topology {
+        match self.endpoints_of_relays() {
             Endpoints::OfRanks => self.topology(),
             Endpoints::OfHosts => &self.inner.hosts,
         }

@@ -3,11 +3,22 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::folder::Folder;
 use super::marks::Marks;
 use super::until;
 use earlybird::{Config, Executor, Fire, Grace, Mover, World};
 
 const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A world with this hw-config and the other choices that `choose` makes.
+pub fn join(hw_config: &str, choose: impl FnOnce(&mut Config)) -> World {
+    let folder = Folder::new();
+    let file = folder.path("hw-config");
+    std::fs::write(&file, hw_config).unwrap();
+    let mut config = Config { deadline: DEADLINE, hw_config: Some(file), ..Config::from_env().unwrap() };
+    choose(&mut config);
+    World::with(&config).unwrap()
+}
 
 /// Rank 0 computes while the others make their rounds. It prints how many it then finds at once.
 pub fn stay_away() {

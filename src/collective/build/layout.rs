@@ -50,7 +50,7 @@ impl LayoutOf {
         fire.check(ranks)?;
         let topology = Topology::new((0..ranks).map(|rank| rank / per_host.max(1)).collect());
         // As `auto` chooses where several hosts have several ranks.
-        let tree = tree || (memory.is_none() && topology.has_elsewhere() && !topology.is_apart());
+        let tree = tree || (memory.is_none() && topology.has_two_levels());
         let mover = if tree { Mover::Tree } else { Mover::Auto };
         let group = memory.unwrap_or_default();
         let chosen = Options { fire, grace: Grace::NONE, depth, mover, group, ..Options::usual(DTYPE) };

@@ -35,7 +35,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
         let topology = match tree {
             // Under a provider, ranks do not use shared memory.
             _ if offloaded => Topology::apart(ranks),
-            true => self.world.topology_of(self.world.endpoints_of_relays()).clone(),
+            true => self.world.topology_of_relays().clone(),
             false => self.world.topology().clone(),
         };
         let plan = Wanted {
@@ -57,7 +57,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
 
     /// Returns whether `auto` selects relays here, if the executor allows it.
     pub(super) fn would_relay(&self, bytes: usize) -> bool {
-        let topology = self.world.topology_of(self.world.endpoints_of_relays());
+        let topology = self.world.topology_of_relays();
         let alone = topology.has_elsewhere() && self.model().is_none();
         // A replay may run on other hosts, and sums in ascending rank, as the cut mover does everywhere.
         let is_taped = self.world.record().is_some() || self.world.replay().is_some();
@@ -66,7 +66,7 @@ impl<T: Item> AllreduceBuilder<'_, T> {
             && alone
             && !is_taped
             // Otherwise ranks of one host would reach each other over the network.
-            && (!topology.is_apart() || parameters.relays(self.chosen.fire, (topology.ranks(), bytes as u64), by_processor))
+            && (topology.has_two_levels() || parameters.relays(self.chosen.fire, (topology.ranks(), bytes as u64), by_processor))
     }
 
     /// Returns whether this rank relays while it computes. A rank that does not would delay every round.

@@ -11,6 +11,9 @@ use crate::fabric::{
 };
 use crate::topology::Topology;
 
+/// The problem of an operation on memory elsewhere by a rank that is no agent.
+const NOT_REACHED: &str = "a region that only the agent of this host reaches";
+
 /// Where a region lies.
 #[derive(Clone, Copy, Debug)]
 enum RegionPlace {
@@ -60,7 +63,7 @@ impl LevelsEndpoint {
 
     fn place(&self, operation: &'static str, region: Region) -> Result<RegionPlace> {
         let place = self.regions.get(region.0 as usize).copied();
-        place.ok_or_else(|| self.usage(operation, "a region that only the agent of this host reaches"))
+        place.ok_or_else(|| self.usage(operation, NOT_REACHED))
     }
 
     /// Returns the region of this host's memory at a place, if it lies there.
@@ -94,7 +97,7 @@ impl LevelsEndpoint {
             }
             RegionPlace::Elsewhere(region) => {
                 let LevelsEndpoint { network: Some(network), names, .. } = self else {
-                    return Err(self.usage(operation, "a region that only the agent of this host reaches"));
+                    return Err(self.usage(operation, NOT_REACHED));
                 };
                 over_network(&mut **network, region).map_err(|error| names.of_network(error))
             }
@@ -143,7 +146,7 @@ impl Endpoint for LevelsEndpoint {
             return Ok(self.add(RegionPlace::Here { here, network: None }));
         }
         let LevelsEndpoint { network: Some(network), names, .. } = self else {
-            return Err(self.usage("import", "a region that only the agent of this host reaches"));
+            return Err(self.usage("import", NOT_REACHED));
         };
         let region = network.import(host, key).map_err(|error| names.of_network(error))?;
         Ok(self.add(RegionPlace::Elsewhere(region)))
@@ -154,15 +157,12 @@ impl Endpoint for LevelsEndpoint {
     }
 
     fn put(&mut self, from: At, to: At, len: usize, signal: Option<Signal>, token: u64) -> Result<Posted> {
-        let far = self.place("put", to.region)?;
-        let signal = match (signal, far) {
-            (None, _) => None,
-            (Some(signal), _) => match (self.place("put", signal.at.region)?, far) {
-                (RegionPlace::Here { here: region, .. }, RegionPlace::Here { .. })
-                | (RegionPlace::Elsewhere(region), RegionPlace::Elsewhere(_)) => Some(within(signal, region)),
-                _ => return Err(self.usage("put", "a signal on another host than the data")),
-            },
+        let beside = |signal: Signal| match (self.place("put", signal.at.region)?, self.place("put", to.region)?) {
+            (RegionPlace::Here { here: region, .. }, RegionPlace::Here { .. })
+            | (RegionPlace::Elsewhere(region), RegionPlace::Elsewhere(_)) => Ok(within(signal, region)),
+            _ => Err(self.usage("put", "a signal on another host than the data")),
         };
+        let signal = signal.map(beside).transpose()?;
         let (near, of_network) = (self.near("put", from)?, self.for_network("put", from));
         self.operate(
             "put",

@@ -1,9 +1,9 @@
 //! Which ranks take part in a round, and when it closes.
 //!
-//! A rank's arrival waits until there is a free slot, unless its agent waits for it, and then enters a form of agreement. The form takes it through
-//! its own stages until the arrival has its place in a round. Ranks agree by [`tags`] where all take part, by
-//! [`words`], by the [`gates`] of a program, by [`relay`] where ranks share no memory, or by a [`runner`] of programs. Or
-//! cuts are [`given`] to them. Each implements [`Form`], and knows nothing of the others.
+//! A rank's arrival waits until there is a free slot, unless its agent waits for it, and then enters a form of
+//! agreement. The form takes it through its own stages until the arrival has its place in a round. Ranks agree by
+//! [`tags`] where all take part, by [`words`], by the [`gates`] of a program, by [`relay`] among several hosts, or by a
+//! [`runner`] of programs. Or cuts are [`given`] to them. Each implements [`Form`], and knows nothing of the others.
 
 mod arrival;
 mod bits;

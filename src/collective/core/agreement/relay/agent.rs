@@ -334,8 +334,7 @@ impl Agent {
             return Some(here).filter(|here| here.count > 0);
         }
         let round = if plan.fault(Fault::CountOldReports) { round.max(2) - 1 } else { round };
-        let report = Report::of_round(round, cells.load(plan.report(round, host)));
-        let Report { count, last, .. } = report?;
+        let Report { count, last, .. } = Report::of_round(round, cells.load(plan.report(round, host)))?;
         // A cell that another host writes may hold anything.
         let last = plan.topology.ranks_of(host).get(last as usize).copied()?;
         Some(Present { count, last })
